@@ -1,4 +1,4 @@
-"""The per-sample buffers that this peer keeps. Knows no torch and no network."""
+"""Per-sample buffers of a peer, in memory and on disk. Imports no torch and no network."""
 
 from swarm_ft.buffers.records import (
     BufferKey,

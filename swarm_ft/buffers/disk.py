@@ -1,8 +1,8 @@
-"""The disk tier: where records lie on disk, and which go when there is no room.
+"""The disk tier: finds, places and evicts records on disk.
 
-It decides; the writing and reading of payloads is `Slab`'s, and happens elsewhere. A new version
-of a record is written beside the old one, whose slot is free only then: whatever tears a write,
-the old version stays whole.
+The tier decides; `Slab` reads and writes payloads, outside of the store's lock. A new version of a
+record goes to another slot than the old one, which is free only once the write has succeeded. A
+torn write therefore leaves the old version whole.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ _RUN_PREFIX = "run-"
 
 @dataclass(frozen=True, slots=True)
 class OtherRun:
-    """Files that some other run, or a run of another spec, left here."""
+    """Files in the directory that belong to another run, or to a run with another spec."""
 
     path: Path
     num_bytes: int
 
     def run(self) -> None:
-        """Delete them, for room, as far as the system lets us."""
-        logger.info("%s: deleted, %d bytes of another run's buffers", self.path, self.num_bytes)
+        """Delete the files to make room; errors of the file system are ignored."""
+        logger.info("%s: deleted %d bytes of another run's buffers", self.path, self.num_bytes)
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 class BufferDirectory:
-    """The directory while this process has it.
+    """The directory of a peer's buffers, locked by this process.
 
     Attributes:
-        own: the folder of this run and spec; made when the first record is written.
-        others: what other runs left, the oldest last.
+        own: Folder of this run and spec. The first record that is written creates it.
+        others: Folders of other runs, sorted by age; the oldest is last.
 
     Raises:
-        BadOption: it cannot be used, or another process uses it.
+        BadOption: The directory cannot be used, or another process uses it.
     """
 
     def __init__(self, path: Path, owner: Owner) -> None:
@@ -78,20 +78,20 @@ class BufferDirectory:
         folders.sort(key=lambda p: p.stat().st_mtime, reverse=True)
         found = [OtherRun(p, sum(f.stat().st_size for f in p.iterdir())) for p in folders]
         for other in found:
-            logger.info("%s: another run's buffers, not used; they go first", other.path)
+            logger.info("%s: buffers of another run; deleted first if space is needed", other.path)
         return found
 
     @property
     def other_bytes(self) -> int:
-        """Of all that other runs left."""
+        """Bytes of all files of other runs."""
         return sum(other.num_bytes for other in self.others)
 
     def slab_path(self, payload_bytes: int) -> Path:
-        """The file of records of at most this size."""
+        """Return the path of the file for records of at most `payload_bytes`."""
         return self.own / f"{payload_bytes}.slab"
 
     def slab_sizes(self) -> list[int]:
-        """Payload bytes of the files that are here."""
+        """Return the payload bytes of the slab files in this run's folder, rising."""
         names = [p.stem for p in self.own.glob("*.slab")]
         return sorted(int(name) for name in names if name.isdecimal())
 
@@ -100,15 +100,17 @@ class BufferDirectory:
         shutil.rmtree(self.own, ignore_errors=True)
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the lock, so that another process can use the directory."""
         os.close(self._lock)
 
 
 def runs_in(path: Path) -> dict[Path, RunId]:
-    """Folders of runs in a directory, and whose they are; those of which it cannot be told not.
+    """Return the folders of runs in a directory, with the run of each.
+
+    A folder whose slab files do not name a run is left out.
 
     Raises:
-        OSError: the directory cannot be read.
+        OSError: The directory cannot be read.
     """
     found: dict[Path, RunId] = {}
     for folder in path.glob(f"{_RUN_PREFIX}*"):
@@ -120,10 +122,10 @@ def runs_in(path: Path) -> dict[Path, RunId]:
 
 
 def folders_older_than(path: Path, unix_s: float) -> list[Path]:
-    """Folders of runs in a directory in which nothing was written since.
+    """Return the folders of runs in which nothing was written since `unix_s`.
 
     Raises:
-        OSError: the directory cannot be read.
+        OSError: The directory cannot be read.
     """
     folders = [folder for folder in path.glob(f"{_RUN_PREFIX}*") if folder.is_dir()]
     return [f for f in folders if max(p.stat().st_mtime for p in (f, *f.iterdir())) < unix_s]
@@ -132,14 +134,17 @@ def folders_older_than(path: Path, unix_s: float) -> list[Path]:
 _SLOT_BITS = 40
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _WRITES_UNTIL_GROWING_AGAIN = 256
+"""Writes until the tier tries again to extend files, after the disk was full."""
 EXACT_SIZES = 16
-"""Of records that have a file each: samples have many lengths perhaps, and a process few files."""
-"""On a full disk the files stay as long as they are for so many writes; then it is tried again."""
+"""Number of payload sizes that get a file of their own; other sizes share files.
+
+Samples may have many lengths, and a process may open few files.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A slot with a version of a record in it, or that is to have it."""
+    """A slot that holds, or will hold, one version of a record."""
 
     table: SlotTable
     slot: int
@@ -147,20 +152,21 @@ class Place:
 
     @property
     def slab(self) -> Slab:
-        """Its file."""
+        """File of the slot."""
         return self.table.slab
 
 
 class DiskTier:
-    """See the module's docstring.
+    """The disk tier of one run's buffers; see the module.
 
     Args:
-        quota_bytes: of all files in the directory; None is no bound.
-        index: where it notes the places of records.
+        quota_bytes: Limit of all files in the directory, other runs' included; None: no limit.
+        visits: Order in which samples are needed.
+        index: Index in which the tier stores the place of each record.
 
     Attributes:
-        next_version: greater than that of all records here.
-        evicted: keys whose records went, not told yet.
+        next_version: A version number above those of all records on disk.
+        evicted: Keys of evicted records that the caller has not collected yet.
     """
 
     def __init__(
@@ -177,7 +183,7 @@ class DiskTier:
         self._tables: list[SlotTable] = []
         self._by_size: dict[int, SlotTable] = {}
         self._bytes: Counter[BlockIndex] = Counter()
-        self._told: set[str] = set()
+        self._warnings: set[str] = set()
         self._writes_without_growing = 0
         self.next_version = 1
         self.evicted: list[BufferKey] = []
@@ -190,7 +196,7 @@ class DiskTier:
     # ---- where things are
 
     def find(self, key: BufferKey) -> Place | None:
-        """Where the record is, if it is here."""
+        """Return the place of a record, or None if it is not on disk."""
         number = self._index.place(key)
         if number == NOWHERE:
             return None
@@ -198,11 +204,11 @@ class DiskTier:
         return Place(table, slot, table.version(slot))
 
     def bytes_of(self, boundary: BlockIndex) -> int:
-        """Of the slots with a boundary's records."""
+        """Return the bytes of the slots that hold records of a boundary."""
         return self._bytes[boundary]
 
     def drop(self, key: BufferKey) -> None:
-        """The record is no longer here."""
+        """Remove a record and free its slot."""
         number = self._index.place(key)
         if number != NOWHERE:
             table, slot = self._table_of(number)
@@ -214,11 +220,19 @@ class DiskTier:
     def begin_write(
         self, key: BufferKey, version: int, payload_bytes: int, visit: int, step: int
     ) -> Place | OtherRun | None:
-        """A slot for a record; or what has to be removed first; or None: it is not worth one.
+        """Reserve a slot for a record.
 
         Args:
-            visit: when the record is needed next. What is needed later than that may go for it.
-            step: the last committed one.
+            key: Key of the record.
+            version: Version number of the record.
+            payload_bytes: Size of the payload.
+            visit: Step that needs the record next; a record that is needed later may be evicted for
+                it.
+            step: Last committed step.
+
+        Returns:
+            The reserved slot; or files of another run that have to be deleted first; or None if all
+            records on disk are needed earlier than this one, or the file cannot be opened.
         """
         payload_bytes = self._slab_size(payload_bytes)
         table = self._by_size.get(payload_bytes)
@@ -228,7 +242,8 @@ class DiskTier:
             table = self._open(payload_bytes)
         if table is None:
             return None
-        # One slot stays free for new versions of what is here, or a full disk would take none.
+        # A record on disk is replaced through a second slot. Without a spare slot a full disk
+        # would accept no new version.
         spare = 0 if self._has_version_in(table, key) else 1
         slot: int | None
         if table.num_free > spare:
@@ -244,7 +259,11 @@ class DiskTier:
         return Place(table, slot, version)
 
     def finish_write(self, place: Place, key: BufferKey) -> bool:
-        """The record is in its slot; False if its file was given up meanwhile."""
+        """Register a record whose write succeeded.
+
+        Returns:
+            Whether the slot counts: False if its file was retired meanwhile.
+        """
         if place.table.is_retired:
             return False
         self.drop(key)
@@ -252,27 +271,27 @@ class DiskTier:
         return True
 
     def abandon(self, place: Place) -> None:
-        """What was written is not wanted any more."""
+        """Free the slot of a write whose record is out of date."""
         if not place.table.is_retired:
             place.table.free(place.slot)
 
     def failed(self, place: Place, error: OSError | SlabError) -> list[BufferKey]:
-        """A write went wrong; the records that are gone for it."""
+        """Handle a failed write; return the keys of records that were lost with their file."""
         if place.table.is_retired:
             return []
         if isinstance(error, SlabError):
-            return self._give_up(place.table, error)
+            return self._abandon_file(place.table, error)
         if error.errno in _FULL:
             self._writes_without_growing = _WRITES_UNTIL_GROWING_AGAIN
-        self._tell_once(
-            f"{place.slab.path}: {error}; buffers that are not written stay in memory while there "
-            "is room, others cost key frames"
+        self._warn_once(
+            f"{place.slab.path}: {error}; unwritten buffers stay in memory if they fit, the other "
+            "samples are sent again as key frames"
         )
         place.table.give_back(place.slot)
         return []
 
     def removed(self, other: OtherRun) -> None:
-        """Another run's files are gone."""
+        """Register that another run's files were deleted."""
         if other in self._directory.others:
             self._directory.others.remove(other)
 
@@ -280,7 +299,7 @@ class DiskTier:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files, other runs' among them."""
+        """Bytes of all files in the directory, other runs' included."""
         return self._own_bytes + self._directory.other_bytes
 
     @property
@@ -288,11 +307,11 @@ class DiskTier:
         return sum(PAGE_BYTES + t.num_bytes for t in self._tables if not t.is_retired)
 
     def tell_broken(self, place: Place, reason: str) -> None:
-        """A record was not what had been written."""
-        self._tell_once(f"{place.slab.path}: {reason}; it costs a key frame, more of them too")
+        """Log once that a record on disk is damaged."""
+        self._warn_once(f"{place.slab.path}: {reason}; its sample is sent again as a key frame")
 
     def close(self) -> None:
-        """Close all files; nothing reads or writes them any more."""
+        """Close all files and release the directory; no read or write may be under way."""
         for table in self._tables:
             table.slab.close()
         self._directory.close()
@@ -304,9 +323,10 @@ class DiskTier:
         self._directory.forget()
 
     def _slab_size(self, payload_bytes: int) -> int:
-        """Of the file for such a record: its own size while these are few, else a shared one.
+        """Return the payload size of the file for a record.
 
-        Of those there are eight from a number to twice the number.
+        The first `EXACT_SIZES` sizes have a file each. Larger numbers of sizes are rounded up to
+        one of eight steps between a power of two and the next.
         """
         if payload_bytes in self._by_size or len(self._by_size) < EXACT_SIZES:
             return payload_bytes
@@ -314,27 +334,27 @@ class DiskTier:
         return -(-payload_bytes // step) * step
 
     def _open(self, payload_bytes: int) -> SlotTable | None:
-        """Open a file of slots, or begin one; None if that cannot be."""
+        """Open or create a file of slots; return None if that fails."""
         path = self._directory.slab_path(payload_bytes)
         try:
             private_folder(path.parent)
             try:
                 slab = Slab(path, payload_bytes, self._owner)
             except SlabError as error:
-                self._tell_once(f"{path}: {error}; it begins anew, which costs key frames")
+                self._warn_once(f"{path}: {error}; an empty file replaces it")
                 path.unlink()
                 slab = Slab(path, payload_bytes, self._owner)
-            table = SlotTable(slab, self._cut(slab), number=len(self._tables))
+            table = SlotTable(slab, self._fit_to_quota(slab), number=len(self._tables))
             self._tables.append(table)
             self._by_size[payload_bytes] = table
-            self._take_up(table)
+            self._index_records(table)
         except OSError as error:
-            self._tell_once(f"{path}: {error}; buffers stay in memory only")
+            self._warn_once(f"{path}: {error}; buffers stay in memory only")
             return None
         return table
 
-    def _cut(self, slab: Slab) -> int:
-        """Make a file fit the quota; its slots."""
+    def _fit_to_quota(self, slab: Slab) -> int:
+        """Truncate a file to the quota; return its number of slots."""
         num_slots = slab.num_slots
         if self._quota_bytes is not None:
             room = self._quota_bytes - self._own_bytes - PAGE_BYTES
@@ -342,10 +362,11 @@ class DiskTier:
         slab.truncate(num_slots)
         return num_slots
 
-    def _take_up(self, table: SlotTable) -> None:
-        """Find what an earlier process left: of each record the newest version.
+    def _index_records(self, table: SlotTable) -> None:
+        """Index the newest version of each record that an earlier process wrote.
 
-        Not residuals: what is owed is true of the very state of the process that owed it.
+        Residuals are left out: a residual is valid only together with the state of the process that
+        made it.
         """
         for slot, head in table.slab.scan():
             self.next_version = max(self.next_version, head.version + 1)
@@ -376,11 +397,14 @@ class DiskTier:
         found = self.find(key)
         return found is not None and found.table is table
 
-    def _give_up(self, table: SlotTable, error: SlabError) -> list[BufferKey]:
-        """Go on without a file that is gone; a new one is begun when something is to be written."""
+    def _abandon_file(self, table: SlotTable, error: SlabError) -> list[BufferKey]:
+        """Retire a file that was deleted or damaged; the next write creates a new one."""
         gone = [self._index.key_of(code) for code in table.codes()]
         logger.warning(
-            "%s: %s; %d buffers are gone and cost key frames", table.slab.path, error, len(gone)
+            "%s: %s; %d buffers are lost, their samples are sent again as key frames",
+            table.slab.path,
+            error,
+            len(gone),
         )
         for key in gone:
             self._unplace(key, table)
@@ -388,7 +412,7 @@ class DiskTier:
         return gone
 
     def _retire(self, table: SlotTable) -> None:
-        # Not closed yet: reads of it may be under way, and the system gives file numbers anew.
+        # The file stays open: reads of it may be under way, and the system reuses file numbers.
         if not table.is_retired:
             table.is_retired = True
             table.slab.truncate(0)
@@ -406,7 +430,7 @@ class DiskTier:
     def _table_of(self, number: int) -> tuple[SlotTable, int]:
         return self._tables[number >> _SLOT_BITS], number & (1 << _SLOT_BITS) - 1
 
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.add(text)
             logger.warning("%s", text)

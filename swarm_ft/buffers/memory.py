@@ -1,8 +1,8 @@
-"""The memory tier: which records are in memory, and which go when there are too many. Pure.
+"""The memory tier: holds records in memory and evicts them at its budget. Pure.
 
-A record is *settled* when nothing is left to do about it: it is on disk, or there is no disk for
-it. Before that it waits for the writer. Settled records go first, those needed last before others;
-if that is not enough, the writer has fallen behind, and waiting records go too: nobody waits.
+A record is *settled* when it is on disk, or when it will not be written. Before that it waits for
+the writer. The tier evicts settled records first, those needed last before others. If that is not
+enough, the writer has fallen behind, and waiting records are evicted too: no caller blocks.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from swarm_ft.buffers.records import BufferKey, BufferRecord, Samples
 
 
 class Visits(Protocol):
-    """What is known of the order to come; `protocol.training_plan.VisitOrder` is one."""
+    """The order in which steps visit samples; `protocol.training_plan.VisitOrder` is one."""
 
     def next_visits(self, samples: Samples, after_step: int) -> Samples:
-        """The first step after `after_step` that visits each sample, `NEVER` if none does."""
+        """Return the first step after `after_step` that visits each sample, or `NEVER`."""
 
 
 class UnknownVisits:
-    """For a store that was told no order: every sample may be next."""
+    """An order for stores that know none: the next step may visit every sample."""
 
     def next_visits(self, samples: Samples, after_step: int) -> Samples:
-        """All at once."""
+        """Return the step after `after_step` for every sample."""
         return np.full(len(samples), after_step + 1, np.int64)
 
 
 class Calendar:
-    """Keys by the step that needs them next. All operations take O(log steps)."""
+    """A priority queue of keys by the step that needs them next; operations take O(log steps)."""
 
     def __init__(self) -> None:
         self._visit_of: dict[BufferKey, int] = {}
@@ -50,7 +50,7 @@ class Calendar:
         return iter(self._visit_of)
 
     def add(self, key: BufferKey, visit: int) -> None:
-        """Enter a key, or move it."""
+        """Insert a key, or change its step."""
         self.remove(key)
         self._visit_of[key] = visit
         if visit not in self._keys_at:
@@ -61,7 +61,7 @@ class Calendar:
         self._keys_at[visit][key] = None
 
     def remove(self, key: BufferKey) -> None:
-        """Strike a key out, if it is in."""
+        """Remove a key, if present."""
         visit = self._visit_of.pop(key, None)
         if visit is not None:
             keys = self._keys_at[visit]
@@ -70,22 +70,22 @@ class Calendar:
                 del self._keys_at[visit]
 
     def visit_of(self, key: BufferKey) -> int:
-        """When a key that is in is needed."""
+        """Return the step that needs a key; the key is present."""
         return self._visit_of[key]
 
     def last(self) -> tuple[BufferKey, int] | None:
-        """A key that is needed last, and when."""
+        """Return one of the keys that are needed last, with its step; None if there are no keys."""
         while self._last:
             keys = self._keys_at.get(-self._last[0])
             if keys:
-                key, _ = keys.popitem()  # the way to look at it that takes no time in the end
+                key, _ = keys.popitem()  # popitem and reinsert peek at a key in constant time
                 keys[key] = None
                 return key, -self._last[0]
             heapq.heappop(self._last)
         return None
 
     def take_due(self, step: int) -> list[BufferKey]:
-        """Strike out all keys that were needed by a step up to this one."""
+        """Remove and return all keys whose step is `step` or earlier."""
         found: list[BufferKey] = []
         while self._first and self._first[0] <= step:
             keys = self._keys_at.pop(heapq.heappop(self._first), {})
@@ -95,7 +95,7 @@ class Calendar:
         return found
 
     def _drop_passed(self) -> None:
-        # Emptied steps stay in the heaps until they come to the top, which some never do.
+        # An emptied step stays in the heaps until it reaches the top, and some never do.
         if len(self._last) > 2 * len(self._keys_at) + 64:
             self._first = sorted(self._keys_at)
             self._last = [-visit for visit in reversed(self._first)]
@@ -103,28 +103,29 @@ class Calendar:
 
 @dataclass(frozen=True, slots=True)
 class CachedRecord:
-    """A record in memory; of a key's versions the one of the highest number is the newest."""
+    """A record in memory. Of two versions of a key the higher number is the newer one."""
 
     record: BufferRecord
     version: int
 
     @property
     def num_bytes(self) -> int:
-        """What counts against the budget."""
+        """Bytes that count against the budget."""
         return len(self.record.payload)
 
 
 class MemoryTier:
-    """See the module's docstring.
+    """The records of one store in memory; see the module.
 
     Args:
-        budget_bytes: of payloads; None is no bound.
+        budget_bytes: Limit of all payloads; None: no limit.
+        visits: Order in which samples are needed.
 
     Attributes:
-        step: the last one that was committed; visits are those after it.
-        in_flight_bytes: waiting records up to so many do not count against the budget.
-        waiting_bytes: of records that wait for the writer.
-        num_bytes: of all records.
+        step: Last committed step; visits are counted after it.
+        in_flight_bytes: Bytes of waiting records that do not count against the budget.
+        waiting_bytes: Bytes of records that wait for the writer.
+        num_bytes: Bytes of all records.
     """
 
     def __init__(self, budget_bytes: int | None, visits: Visits) -> None:
@@ -137,15 +138,15 @@ class MemoryTier:
         self.in_flight_bytes = self.waiting_bytes = self.num_bytes = 0
 
     def get(self, key: BufferKey) -> CachedRecord | None:
-        """The record, if it is in memory."""
+        """Return a record, or None if it is not in memory."""
         return self._cached.get(key)
 
     def next_visit(self, key: BufferKey) -> int:
-        """The step that needs it next."""
+        """Return the step that needs a record next."""
         return int(self._visits.next_visits(np.array([key.sample]), self.step)[0])
 
     def put(self, key: BufferKey, cached: CachedRecord, visit: int, *, waits: bool) -> None:
-        """Hold a record, in place of an older version; there may be too many then."""
+        """Insert a record in place of an older version; the budget may be exceeded afterwards."""
         self.remove(key)
         self._cached[key] = cached
         self.num_bytes += cached.num_bytes
@@ -157,7 +158,7 @@ class MemoryTier:
             self._settled.add(key, visit)
 
     def remove(self, key: BufferKey) -> CachedRecord | None:
-        """Let go of a record, if it is here."""
+        """Remove and return a record, if present."""
         cached = self._cached.pop(key, None)
         if cached is not None:
             self.num_bytes -= cached.num_bytes
@@ -169,7 +170,7 @@ class MemoryTier:
         return cached
 
     def settle(self, key: BufferKey) -> None:
-        """The writer is done with it."""
+        """Mark a record as written, or as one that will not be written."""
         if key in self._waiting:
             self._settled.add(key, self._waiting.visit_of(key))
             self._waiting.remove(key)
@@ -177,13 +178,16 @@ class MemoryTier:
             self.waiting_bytes -= self._cached[key].num_bytes
 
     def unsettle(self, key: BufferKey) -> None:
-        """Its copy on disk is gone: it waits for the writer again."""
+        """Queue a settled record for the writer again, because its copy on disk is gone."""
         if key in self._settled:
             visit = self._settled.visit_of(key)
             self.put(key, self._cached[key], visit, waits=True)
 
     def take_next_waiting(self) -> tuple[BufferKey, CachedRecord, int] | None:
-        """The record that has waited longest, and when it is needed; it waits until settled."""
+        """Dequeue the record that has waited longest, with the step that needs it.
+
+        The record counts as waiting until `settle`.
+        """
         if not self._queue:
             return None
         key = next(iter(self._queue))
@@ -191,23 +195,23 @@ class MemoryTier:
         return key, self._cached[key], self._waiting.visit_of(key)
 
     def wait_again(self, key: BufferKey) -> None:
-        """What `take_next_waiting` gave could not be written yet: it is the first again."""
+        """Put a dequeued record back at the head of the queue; it could not be written yet."""
         if key in self._waiting:
             self._queue = {key: None, **self._queue}
 
     @property
     def has_queue(self) -> bool:
-        """Whether `take_next_waiting` has something."""
+        """Whether a record waits for the writer."""
         return bool(self._queue)
 
     def move_on(self, step: int) -> None:
-        """A step was committed: what it needed is needed again at some later one."""
+        """Advance to a committed step and look up the next visit of the records that it used."""
         self.step = step
         for calendar in (self._settled, self._waiting):
             self._enter(calendar, calendar.take_due(step))
 
     def move_to(self, step: int) -> None:
-        """The run goes on behind this step, wherever it was: every visit is looked up anew."""
+        """Continue after any step, earlier or later, and look up every record's next visit."""
         self.step = step
         for calendar in (self._settled, self._waiting):
             self._enter(calendar, list(calendar))
@@ -220,16 +224,16 @@ class MemoryTier:
 
     @property
     def excess_bytes(self) -> int:
-        """By how much the budget is exceeded; negative if it is not."""
+        """Bytes above the budget; negative below it."""
         if self._budget_bytes is None:
             return -1
         counted = self.num_bytes - min(self.waiting_bytes, self.in_flight_bytes)
         return counted - self._budget_bytes
 
     def has_room(self, num_bytes: int, visit: int) -> bool:
-        """Whether a record needed at `visit` could come in without one going that is needed first.
+        """Whether a record needed at `visit` fits without evicting one that is needed earlier.
 
-        What would have to go for it is bounded by what is settled and needed later.
+        Only settled records that are needed later can make room for it.
         """
         if self._budget_bytes is None or self.excess_bytes + num_bytes <= 0:
             return True
@@ -237,7 +241,7 @@ class MemoryTier:
         return last is not None and last[1] > visit and num_bytes <= self._budget_bytes
 
     def evict_one(self) -> tuple[BufferKey, CachedRecord] | None:
-        """Let go of what is needed last, if there is too much."""
+        """Evict the record that is needed last, if the budget is exceeded; return it or None."""
         if self.excess_bytes <= 0:
             return None
         last = self._settled.last() or self._waiting.last()

@@ -1,6 +1,6 @@
-"""What a buffer store holds, where each record is, and what it tells. Pure.
+"""Records of a buffer store, and an index of where each record is. Pure.
 
-Arrays by sample, since there may be a hundred thousand of them.
+The index consists of arrays by sample, because there may be a hundred thousand samples.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy.typing as npt
 
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 
-# ---- what a buffer store holds and tells: keys, records, limits, counts
+# ---- keys, records and limits
 
 
 class End(IntEnum):
-    """What this peer's end of the boundary keeps of a sample."""
+    """The kinds of records that a peer stores for a sample at its end of a boundary."""
 
     SENT = 1
-    """The buffer that it sends changes against."""
+    """The buffer against which this peer encodes changes."""
     RECEIVED = 2
-    """The buffer that it receives changes against."""
+    """The buffer against which this peer decodes changes."""
     RESIDUAL = 3
-    """What it still owes of the gradients that it sent; nobody else has it."""
+    """The compression error of gradients that this peer sent; no other peer has it."""
 
 
 class BufferKey(NamedTuple):
-    """Names a buffer on this peer."""
+    """Identity of a buffer on this peer."""
 
     run_id: RunId
     boundary: BlockIndex
@@ -43,10 +43,10 @@ class BufferRecord:
     """A buffer in its stored form.
 
     Attributes:
-        digest: of the buffer; both ends compare it in every delta frame.
-        tokens: rows of the tensor.
-        channels: columns of the tensor.
-        payload: the values, as `codec.pack_buffer` writes them.
+        digest: Digest of the buffer; both ends compare it in every delta frame.
+        tokens: Rows of the tensor.
+        channels: Columns of the tensor.
+        payload: Values, as `codec.pack_buffer` encodes them.
     """
 
     digest: bytes
@@ -57,19 +57,19 @@ class BufferRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BufferLimits:
-    """How much a store may take; None is no bound.
+    """Limits of a store; None: no limit.
 
     Attributes:
-        memory_bytes: payloads of committed records in memory. What the open step staged, and what
-            the last one committed and is still on its way to disk, is in flight and not counted.
-        disk_bytes: all files below the store's directory, other runs' among them.
+        memory_bytes: Bytes of committed payloads in memory. Records of the open step, and those of
+            the last step that are not on disk yet, are in flight and do not count.
+        disk_bytes: Bytes of all files in the store's directory, other runs' included.
     """
 
     memory_bytes: int | None = None
     disk_bytes: int | None = None
 
 
-# ---- where each record is: arrays by sample, since there may be a hundred thousand of them
+# ---- the index: arrays by sample
 
 Samples = npt.NDArray[np.int64]
 NOWHERE = -1
@@ -85,7 +85,7 @@ class ShelfName(NamedTuple):
 
 
 class _Shelf:
-    """All samples of one end of a boundary: 9 bytes each."""
+    """Arrays over all samples of one end of a boundary; 9 bytes a sample."""
 
     def __init__(self, name: ShelfName, number: int) -> None:
         self.name = name
@@ -104,12 +104,12 @@ class _Shelf:
         return bool(self.in_memory[sample]) or int(self.place[sample]) != NOWHERE
 
     @property
-    def held(self) -> npt.NDArray[np.bool_]:
+    def present(self) -> npt.NDArray[np.bool_]:
         return self.in_memory | np.not_equal(self.place, NOWHERE, dtype=np.bool_)
 
 
 class Index:
-    """Of each key, whether it is in memory, and its place on disk, a number of the disk tier's."""
+    """Index of all records: whether each is in memory, and its place number on disk."""
 
     def __init__(self) -> None:
         self._shelves: dict[ShelfName, _Shelf] = {}
@@ -117,60 +117,60 @@ class Index:
         self.num_held = 0
 
     def place(self, key: BufferKey) -> int:
-        """Its place on disk, or `NOWHERE`."""
+        """Return the place number of a record on disk, or `NOWHERE`."""
         shelf = self._shelves.get(ShelfName(*key[:3]))
         if shelf is None or key.sample >= len(shelf.place):
             return NOWHERE
         return int(shelf.place[key.sample])
 
     def set_place(self, key: BufferKey, place: int) -> None:
-        """It is there now, and only there."""
+        """Set the place number of a record on disk; `NOWHERE` removes it."""
         shelf = self._shelf(key)
         was = shelf.holds(key.sample)
         shelf.place[key.sample] = place
         self.num_held += shelf.holds(key.sample) - was
 
     def set_in_memory(self, key: BufferKey, value: bool) -> None:
-        """It is in memory now, or no longer."""
+        """Set whether a record is in memory."""
         shelf = self._shelf(key)
         was = shelf.holds(key.sample)
         shelf.in_memory[key.sample] = value
         self.num_held += shelf.holds(key.sample) - was
 
     def holds(self, key: BufferKey) -> bool:
-        """Whether it is anywhere."""
+        """Whether a record is in memory or on disk."""
         shelf = self._shelves.get(ShelfName(*key[:3]))
         return shelf is not None and key.sample < len(shelf.place) and shelf.holds(key.sample)
 
     def shelves(self) -> list[ShelfName]:
-        """All there ever were."""
+        """Return the names of all shelves, empty ones included."""
         return [shelf.name for shelf in self._by_number]
 
     def samples(self, name: ShelfName) -> Samples:
-        """Of which there is a record, rising."""
+        """Return the samples that have a record on a shelf, rising; int64 [n]."""
         shelf = self._shelves.get(name)
-        return np.flatnonzero(shelf.held) if shelf else np.empty(0, np.int64)
+        return np.flatnonzero(shelf.present) if shelf else np.empty(0, np.int64)
 
     def num_samples(self, names: Iterable[ShelfName]) -> int:
-        """Of which there is a record on any of these shelves."""
-        held = [self._shelves[name].held for name in names]
-        union = np.zeros(max(map(len, held), default=0), np.bool_)
-        for some in held:
+        """Return the number of samples that have a record on any of these shelves."""
+        present = [self._shelves[name].present for name in names]
+        union = np.zeros(max(map(len, present), default=0), np.bool_)
+        for some in present:
             union[: len(some)] |= some
         return int(np.count_nonzero(union))
 
     def keys(self) -> Iterator[BufferKey]:
-        """Of all records that are anywhere."""
+        """Yield the keys of all records in memory or on disk."""
         for shelf in list(self._by_number):
-            for sample in np.flatnonzero(shelf.held).tolist():
+            for sample in np.flatnonzero(shelf.present).tolist():
                 yield BufferKey(*shelf.name, SampleId(sample))
 
     def code_of(self, key: BufferKey) -> int:
-        """The key as a number, 0 or more; its lowest bits are the sample."""
+        """Encode a key as a number of at least 0, whose lowest bits are the sample."""
         return self._shelf(key).number << _SAMPLE_BITS | key.sample
 
     def key_of(self, code: int) -> BufferKey:
-        """The key that `code_of` gave the number for."""
+        """Decode a number of `code_of`."""
         name = self._by_number[code >> _SAMPLE_BITS].name
         return BufferKey(*name, SampleId(code & (1 << _SAMPLE_BITS) - 1))
 
@@ -185,5 +185,5 @@ class Index:
 
 
 def samples_of(codes: npt.NDArray[np.int64]) -> Samples:
-    """The samples of many codes."""
+    """Return the samples of encoded keys; int64 [n]."""
     return codes & ((1 << _SAMPLE_BITS) - 1)

@@ -1,12 +1,11 @@
-"""One file of slots of one size: how a record lies on disk, and whether it is still whole.
+"""A file of slots of one size: writes, reads and verifies records on disk.
 
-A page that names run and spec, then slots of whole pages, so that to write one nothing has to be
-read. A slot is a head and a payload that may be shorter; the head holds checksums of both. Files
-are read and written, never mapped: a mapped file that somebody truncates kills the process that
-reads it.
+The first page names run and spec. Slots of whole pages follow, so that a write reads nothing. A
+slot is a head and a payload, which may be shorter than the slot; the head has checksums of both.
+Files are read and written, never mapped: a truncated mapped file kills the process that reads it.
 
-Where they are sealed, a slot has the sealed digest and payload in the payload's place, good for
-this key and version alone, and the head, which is plain, has no digest.
+With encryption, the payload's place holds the sealed digest and payload, valid for this key and
+version alone. The head is not encrypted and has no digest then.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.sealing import SEAL_BYTES, Sealer
 from swarm_ft.systems import binary_flags, read_at, write_all
 
-# ---- the checksum of what lies on disk: XXH3 of 128 bits
+# ---- the checksum of records on disk: XXH3 of 128 bits
 #
-# It finds bits that flipped and writes that were torn, at the speed of memory; it is no defence
-# against somebody who means to deceive. Who could write to these files could replace the peer.
+# It finds flipped bits and torn writes at the speed of memory. It is no defence against an
+# attacker: an attacker who can write these files can also replace the peer.
 
 CHECKSUM_BYTES = 16
 
 
 def checksum_of(data: bytes, seed: int = 0) -> bytes:
-    """16 bytes; other threads run meanwhile where `data` is long."""
+    """Return the checksum of `data`, 16 bytes; long inputs release the interpreter's lock."""
     return xxhash.xxh3_128_digest(data, seed)
 
 
-# ---- which slot of a slab holds whose record, which are free, and who goes first
+# ---- the slots of a slab: owners, free slots, order of eviction
 
 _FREE = -1
 _BATCH = 1024
-"""So many slots are put in order at a time; all of them would take milliseconds."""
+"""Slots that are sorted at a time; sorting all of them would take milliseconds."""
 
 
 class Victim(NamedTuple):
-    """A slot whose record may go, and when that is needed next."""
+    """A slot whose record may be evicted, with the step that needs it next."""
 
     slot: int
     version: int
@@ -60,14 +59,16 @@ class Victim(NamedTuple):
 
 
 class SlotTable:
-    """One slab's slots.
+    """The slots of one slab.
 
     Args:
-        number: the table's name in the index.
+        slab: File of the slots.
+        num_slots: Slots in the file at first.
+        number: Number of the table in the index.
 
     Attributes:
-        num_slots: that are in use, free or being written.
-        is_retired: its file is gone; what is still being written goes nowhere.
+        num_slots: Slots in use, free or being written.
+        is_retired: Whether the file is gone; writes under way are discarded.
     """
 
     def __init__(self, slab: Slab, num_slots: int, *, number: int) -> None:
@@ -83,45 +84,45 @@ class SlotTable:
 
     @property
     def num_bytes(self) -> int:
-        """Of the slots."""
+        """Bytes of all slots."""
         return self.num_slots * self.slab.slot_bytes
 
     def code(self, slot: int) -> int:
-        """Whose record it holds, as `Index.code_of` says it; negative if none."""
+        """Return the key code of the record in a slot, see `Index.code_of`; negative: empty."""
         return int(self._code[slot])
 
     def version(self, slot: int) -> int:
-        """Of the record in it."""
+        """Return the version of the record in a slot."""
         return int(self._version[slot])
 
     def codes(self) -> list[int]:
-        """Of all records in the slab."""
+        """Return the key codes of all records in the slab."""
         return [int(code) for code in self._code[self._code != _FREE]]
 
     def fill(self, slot: int, code: int, version: int) -> None:
-        """It holds this record now."""
+        """Set the record of a slot."""
         self._code[slot], self._version[slot] = code, version
 
     def free(self, slot: int) -> None:
-        """It may be written over."""
+        """Mark a slot as free."""
         self._code[slot] = _FREE
         self._free.append(slot)
 
     def free_all_empty(self) -> None:
-        """After a scan: what holds nothing is free, the first slots being used first."""
+        """Mark all empty slots as free, after a scan; the first slots are used first."""
         self._free = np.flatnonzero(self._code == _FREE)[::-1].tolist()
 
     @property
     def num_free(self) -> int:
-        """Slots that may be written over."""
+        """Number of free slots."""
         return len(self._free)
 
     def take_free(self) -> int | None:
-        """A slot to write to."""
+        """Take a free slot; return None if there is none."""
         return self._free.pop() if self._free else None
 
     def grow(self) -> int:
-        """A new slot at the end, to write to."""
+        """Add a slot at the end of the file and return it."""
         if self.num_slots == len(self._code):
             more = max(64, self.num_slots // 2)
             self._code = np.append(self._code, np.full(more, _FREE, np.int64))
@@ -130,14 +131,14 @@ class SlotTable:
         return self.num_slots - 1
 
     def give_back(self, slot: int) -> None:
-        """A slot could not be written: the file may not have become longer."""
+        """Release a slot whose write failed, possibly before the file grew."""
         if slot == self.num_slots - 1:
             self.num_slots -= 1
         else:
             self.free(slot)
 
     def needed_last(self, visits: Visits, step: int) -> Victim | None:
-        """The slot whose record is needed last, as of after this step."""
+        """Return the slot whose record is needed last after `step`; None if all slots are empty."""
         for _ in range(2):
             if self._ordered_at != step or not self._victims:
                 self._order(visits, step)
@@ -165,20 +166,23 @@ PAGE_BYTES = 4096
 _MAGIC = b"swarmbuf"
 _FORMAT, _SEALED_FORMAT = 3, 4
 _FILE = struct.Struct("<8s I I 16s")
-"""Magic, format, most payload bytes, digest of the spec; the run's id and a checksum follow."""
+"""Magic, format, largest payload in bytes, digest of the spec; run id and checksum follow."""
 _HEAD = struct.Struct("<8s Q Q I I I I I 16s 16s")
-"""Magic, version, sample, boundary, end, tokens, channels, bytes of the payload as it lies there,
-digest and checksum of that."""
+"""Magic, version, sample, boundary, end, tokens, channels, stored bytes of the payload, digest of
+the buffer, checksum of the stored payload.
+"""
 _HEAD_BYTES = _HEAD.size + CHECKSUM_BYTES
 _ENDS = frozenset(int(end) for end in End)
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose records a file holds: checksums are of it too, so no others pass for them.
+    """The run and spec of a file. Checksums depend on them, so that foreign records are refused.
 
     Attributes:
-        sealer: encrypts digests and payloads; None leaves them as they are.
+        run_id: Run of the records.
+        identity: Digest of the run's spec, 16 bytes.
+        sealer: Encrypts digests and payloads; None stores them in plain.
     """
 
     run_id: RunId
@@ -187,22 +191,22 @@ class Owner:
 
     @property
     def seed(self) -> int:
-        """Of the checksums of heads."""
+        """Seed of the checksums of heads."""
         return int.from_bytes(checksum_of(self.identity + self.run_id.encode())[:8], "little")
 
     def stored_bytes(self, payload_bytes: int) -> int:
-        """Of a payload as it lies in a slot."""
+        """Return the bytes of a payload as it is stored in a slot."""
         return payload_bytes + (DIGEST_BYTES + SEAL_BYTES if self.sealer else 0)
 
     def slot_bytes(self, payload_bytes: int) -> int:
-        """What a record takes on disk."""
+        """Return the bytes of a slot for a payload, in whole pages."""
         pages = -(-(_HEAD_BYTES + self.stored_bytes(payload_bytes)) // PAGE_BYTES)
         return pages * PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class SlotHead:
-    """What a slot says of the record in it."""
+    """Fields of a slot's head."""
 
     key: BufferKey
     version: int
@@ -215,13 +219,13 @@ class SlotHead:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A slot that does not hold what it should."""
+    """Result of a read from a damaged slot."""
 
     reason: str
 
 
 def run_of(path: Path) -> RunId | None:
-    """The run whose records a file holds, as its first page says; None if it is no such file."""
+    """Return the run that a file's first page names; None if it is no slab file."""
     try:
         with path.open("rb") as file:
             page = file.read(PAGE_BYTES)
@@ -233,18 +237,20 @@ def run_of(path: Path) -> RunId | None:
 
 
 class SlabError(Exception):
-    """A file that cannot go on as it is: foreign, damaged in its first page, or deleted."""
+    """A file that cannot be used: foreign, damaged in its first page, or deleted."""
 
 
 class Slab:
-    """See the module's docstring. Slots are numbered from 0; reads and writes may run in threads.
+    """A file of slots, numbered from 0; threads may read and write it. See the module.
 
     Args:
-        path: the file; made if it is not there.
+        path: Path of the file, which is created if missing.
+        payload_bytes: Size of the largest payload.
+        owner: Run and spec of the records.
 
     Raises:
-        SlabError: the file is not one of this owner and size.
-        OSError: it cannot be opened.
+        SlabError: The file has another owner or another size of slots.
+        OSError: The file cannot be opened.
     """
 
     def __init__(self, path: Path, payload_bytes: int, owner: Owner) -> None:
@@ -278,31 +284,31 @@ class Slab:
 
     @property
     def num_slots(self) -> int:
-        """Whole slots in the file as it is now."""
+        """Number of whole slots in the file now."""
         return max(0, os.fstat(self._file).st_size - PAGE_BYTES) // self.slot_bytes
 
     @property
     def is_deleted(self) -> bool:
-        """Whether nothing names the file any more."""
+        """Whether the file has no name in the file system any more."""
         return os.fstat(self._file).st_nlink == 0
 
     def truncate(self, num_slots: int) -> None:
-        """Cut off all slots from this one on."""
+        """Truncate the file to `num_slots` slots."""
         os.ftruncate(self._file, PAGE_BYTES + num_slots * self.slot_bytes)
 
     def scan(self) -> Iterator[tuple[int, SlotHead]]:
-        """All slots whose heads are whole; payloads are not read."""
+        """Yield all slots whose heads are intact; payloads are not read."""
         for slot in range(self.num_slots):
             head = self._parse(read_at(self._file, _HEAD_BYTES, self._offset(slot)))
             if head is not None:
                 yield slot, head
 
     def write(self, slot: int, key: BufferKey, version: int, record: BufferRecord) -> None:
-        """Put a record into a slot; its payload is of `payload_bytes` at most.
+        """Write a record, whose payload has at most `payload_bytes`, to a slot.
 
         Raises:
-            SlabError: the file was deleted.
-            OSError: the disk does not take it; what is in the slot is unknown then.
+            SlabError: The file was deleted.
+            OSError: The write failed; the content of the slot is undefined then.
         """
         if self.is_deleted:
             raise SlabError("the file was deleted")
@@ -315,7 +321,7 @@ class Slab:
         write_all(self._file, [head, stored, padding], self._offset(slot))
 
     def read(self, slot: int, key: BufferKey, version: int) -> BufferRecord | Broken:
-        """The record that was written there, bit for bit, or what is wrong with it."""
+        """Read and verify a record; return `Broken` with a reason if it is not intact."""
         offset = self._offset(slot)
         try:
             head = self._parse(read_at(self._file, _HEAD_BYTES, offset))
@@ -339,7 +345,7 @@ class Slab:
         return BufferRecord(digest, head.tokens, head.channels, payload)
 
     def close(self) -> None:
-        """Close the file; nothing reads or writes it any more."""
+        """Close the file; no read or write may be under way."""
         os.close(self._file)
 
     def _offset(self, slot: int) -> int:
@@ -364,5 +370,5 @@ class Slab:
 
 
 def _place(key: BufferKey, version: int) -> bytes:
-    """For which a record is sealed."""
+    """Return the bytes that bind a sealed record to its key and version."""
     return struct.pack("<Q I I Q", key.sample, key.boundary, key.end, version)

@@ -1,6 +1,6 @@
-"""One peer's buffers by sample, in memory and on disk: the threads around what `Tiers` decides.
+"""A peer's buffers by sample, in memory and on disk: the threads and locks around `Tiers`.
 
-Knows bytes and steps' outcomes; knows no tensors and no wire.
+The store handles bytes and the outcomes of steps; it imports no tensors and no network.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ from swarm_ft.sealing import Sealer
 
 
 class BufferStore:
-    """Buffers as of the last committed step, and beside them those the open step made.
+    """Buffers as of the last committed step, beside those that the open step staged.
 
-    Until a step commits it can be redone, and must then start from the same bases: so `get`
-    never shows what the open step staged. Safe to use from several threads. `get`, `put`,
-    `records` and `flush` may wait for the disk; nothing else does.
+    A step can be redone until it commits, and must then start from the same buffers. So `get` never
+    returns what the open step staged. The store is safe to use from several threads. `get`, `put`,
+    `records` and `flush` may wait for the disk; other methods do not.
 
     Args:
-        limits: of memory and disk. Without arguments the store is in memory and has no bounds.
-        directory: of the disk tier; None is none. One process at a time uses it.
-        run_id, identity: the run and its spec's digest; other runs' files are not used. Without
-            them the run is that of the first record.
-        sealer: encrypts what is on disk; None leaves it as it is.
-        visits: the order to come: what is needed last goes first.
-        threads: write behind and read ahead by themselves; without, `write_next` and `read_next`
-            have to be called.
+        limits: Limits of memory and disk. Without arguments the store is in memory and has no
+            limits.
+        directory: Directory of the disk tier, used by one process at a time; None: no disk tier.
+        run_id: Run of the records; None takes the run of the first record.
+        identity: Digest of the run's spec, 16 bytes. Files of other runs and specs are not used.
+        sealer: Encrypts records on disk; None stores them in plain.
+        visits: Order in which samples are needed; records that are needed last are evicted first.
+        threads: Whether threads write behind and read ahead. Otherwise the caller calls
+            `write_next` and `read_next`.
 
     Raises:
-        BadOption: the directory cannot be used, or is in use.
+        BadOption: The directory cannot be used, or is in use.
     """
 
     def __init__(  # noqa: PLR0913 - a store by itself needs none of them
@@ -85,19 +86,19 @@ class BufferStore:
     # ---- records
 
     def get(self, key: BufferKey) -> BufferRecord | None:
-        """The committed record, if there is one; read from disk if need be, and verified.
+        """Return the committed record, read from disk and verified if necessary; None if missing.
 
-        Until the next commit it is then here for certain, since a step may have to be redone.
+        The record then stays available until the next commit, since a step may have to be redone.
         """
-        record, event = self._look_up(key, lend=True)
+        record, event = self._look_up(key, pin=True)
         with self._changed:
             self._tiers.count(key, event)
         return record
 
     def put(self, key: BufferKey, record: BufferRecord) -> None:
-        """Hold a committed record that came from elsewhere, in place of what there is.
+        """Insert a committed record that came from another peer, in place of an older one.
 
-        Waits for the disk where it would otherwise push out what is still to be written.
+        The call waits for the disk where it would otherwise evict records that are not written yet.
         """
         self._check(key)
         size = len(record.payload)
@@ -111,98 +112,100 @@ class BufferStore:
             self._changed.notify_all()
 
     def stage(self, key: BufferKey, record: BufferRecord) -> None:
-        """Keep what the open step made of a buffer; staged again, the last one counts."""
+        """Store a buffer of the open step; a second record of a key replaces the first."""
         self._check(key)
         with self._changed:
             self._tiers.stage(key, record)
 
     def commit(self, step: StepNumber | None = None) -> None:
-        """The step counts: all staged records take the place of the committed ones.
+        """Commit the open step: staged records replace the committed ones.
 
         A record that no later step visits is dropped.
 
         Args:
-            step: which; the one after the last if it is not said.
+            step: Number of the committed step; None: the one after the last.
         """
         with self._changed:
             self._tiers.commit(self._tiers.step + 1 if step is None else step)
             self._changed.notify_all()
 
     def rollback(self, but: Container[SampleId] = ()) -> None:
-        """The step is to be redone, but for these samples: all other staged records vanish."""
+        """Discard all staged records except those of the samples in `but`, to redo the step."""
         with self._changed:
             self._tiers.rollback(but)
 
     def lose_staged(self) -> None:
-        """The step counts, but what it staged cannot be kept: of these there is no record now."""
+        """Drop the staged records and the committed ones that they would replace.
+
+        This is for a step that committed, but whose staged records cannot be kept.
+        """
         with self._changed:
             self._tiers.lose_staged()
 
     def drop(self, keys: Iterable[BufferKey]) -> None:
-        """Let go of committed records that are out of date."""
+        """Drop committed records that are out of date."""
         with self._changed:
             self._tiers.drop(keys)
 
     def resume_at(self, step: StepNumber) -> None:
-        """The run goes on with this step, wherever it was: visits from here on are to come."""
+        """Continue the run with `step`, wherever it was before, and look up later visits again."""
         with self._changed:
             self._tiers.move_to(step - 1)
 
     def prefetch(self, keys: Iterable[BufferKey]) -> None:
-        """Soon these will be asked for, in this order: read what is on disk, while there is room.
+        """Read records ahead that will be requested soon, in this order, while memory has room.
 
-        Room is made only for a record that is needed earlier than what goes for it.
+        Only records that are needed later are evicted for them.
         """
         with self._changed:
             if self._disk is not None:
                 self._tiers.want(keys)
                 self._changed.notify_all()
 
-    # ---- what there is
+    # ---- inventory
 
     def samples(self, boundary: BlockIndex, end: End) -> Samples:
-        """Samples of which there is a committed record, rising; int64 [n]."""
+        """Return the samples that have a committed record at this end, rising; int64 [n]."""
         with self._changed:
             if self._run_id is None:
                 return np.empty(0, np.int64)
             return self._index.samples(ShelfName(self._run_id, boundary, end))
 
     def keys(self) -> list[BufferKey]:
-        """Of all committed records."""
+        """Return the keys of all committed records."""
         with self._changed:
             return list(self._index.keys())
 
     def records(self) -> Iterator[tuple[BufferKey, BufferRecord]]:
-        """All committed records, one after the other, as they are when their turn comes."""
+        """Yield all committed records, each as it is when the iteration reaches it."""
         for key in self.keys():
             record, _ = self._look_up(key)
             if record is not None:
                 yield key, record
 
     def take_lost(self) -> list[BufferKey]:
-        """Keys of committed records that were evicted or found broken since the last call."""
+        """Return the keys of records that were evicted or found damaged since the last call."""
         with self._changed:
             return self._tiers.take_lost()
 
     def take_stats(self) -> dict[BlockIndex, BufferCounts]:
-        """By boundary; events are counted since the last call."""
+        """Return counts by boundary; events are counted since the last call."""
         with self._changed:
             return self._tiers.take_stats()
 
     def __len__(self) -> int:
-        """How many committed records there are."""
         with self._changed:
             return self._index.num_held
 
     # ---- the whole
 
     def forget(self) -> None:
-        """Drop all records, committed and staged, and this run's files."""
+        """Drop all records, committed and staged, and delete this run's files."""
         with self._changed:
             self._tiers.forget()
 
     def flush(self) -> None:
-        """Wait until all that is committed is written, or cannot be."""
+        """Wait until all committed records are on disk, or cannot be written."""
         while self.write_next():
             pass
         with self._changed:
@@ -211,7 +214,7 @@ class BufferStore:
             )
 
     def close(self) -> None:
-        """Write what is to be written, end the threads and let the directory go."""
+        """Flush, end the threads and release the directory."""
         self.flush()
         with self._changed:
             if self._closing:
@@ -229,16 +232,16 @@ class BufferStore:
 
     @property
     def tiers(self) -> Tiers:
-        """What decides, for whoever does its reads and writes by hand: without threads only."""
+        """The decisions behind the store, for callers that run without threads."""
         return self._tiers
 
     @property
     def disk(self) -> DiskTier | None:
-        """What lies on disk, if anything may; to be looked at without threads only."""
+        """The disk tier, if any, for callers that run without threads."""
         return self._disk
 
     def write_next(self) -> bool:
-        """Write one record that waits for it; False if none does."""
+        """Write one waiting record; return False if none waits."""
         with self._changed:
             job = None if self._closing else self._tiers.start_write()
             if job is None:
@@ -256,7 +259,7 @@ class BufferStore:
         return True
 
     def read_next(self) -> bool:
-        """Read one record that will be asked for; False if there is none to read."""
+        """Read one prefetched record; return False if there is none to read."""
         with self._changed:
             job = None if self._closing else self._tiers.start_read()
             if job is None:
@@ -267,12 +270,12 @@ class BufferStore:
             self._tiers.finish_read(job, result)
         return True
 
-    def _look_up(self, key: BufferKey, *, lend: bool = False) -> tuple[BufferRecord | None, str]:
+    def _look_up(self, key: BufferKey, *, pin: bool = False) -> tuple[BufferRecord | None, str]:
         while True:
             with self._changed:
                 found = self._tiers.find(key)
                 if isinstance(found, BufferRecord):
-                    if lend:
+                    if pin:
                         self._tiers.lend(key, found)
                     return found, "memory_hits"
                 if found is None or self._closing:
@@ -283,7 +286,7 @@ class BufferStore:
                 if not self._tiers.is_current(found):
                     continue  # a newer version came meanwhile, or it was moved or dropped
                 if isinstance(result, BufferRecord):
-                    if lend:
+                    if pin:
                         self._tiers.lend(key, result)
                     return result, "disk_hits"
                 self._tiers.found_broken(found, result)

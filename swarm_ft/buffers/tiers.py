@@ -1,12 +1,12 @@
-"""What a buffer store decides: which record is where, what is written, read and dropped next.
+"""The decisions of a buffer store: what is written, read and evicted next.
 
-No thread and no lock: `BufferStore` calls it under its own, and does the reads and writes that it
-asks for outside, so that a result may arrive when it is no longer wanted. Every version of a
-record has a number, and a result counts only for the version that it was begun for. So neither can
-a late write pass for a newer record, nor a late read, nor one whose slot was used again meanwhile.
+This module has no threads and no locks. `BufferStore` calls it under its own lock, and performs the
+reads and writes outside, so that a result may arrive when it is out of date. Every version of a
+record has a number, and a result counts only for the version for which it was started. Neither a
+late write nor a late read can therefore pass for a newer record, even if its slot was reused.
 
-If a key is not in memory, what is on disk is its newest version: whoever lets go of a newer one
-drops the older one too.
+Invariant: if a key is not in memory, its record on disk is the newest version. Code that removes a
+newer version from memory also drops the older one on disk.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from swarm_ft.protocol.spec.training_plan import NEVER
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """Put a record into a slot."""
+    """A write of a record to a slot."""
 
     key: BufferKey
     record: BufferRecord
     place: Place
 
     def run(self) -> OSError | SlabError | None:
-        """Do it; what went wrong."""
+        """Write the record; return the error, or None."""
         try:
             self.place.slab.write(self.place.slot, self.key, self.place.version, self.record)
         except (OSError, SlabError) as error:
@@ -45,29 +45,30 @@ class WriteJob:
 
 @dataclass(frozen=True, slots=True)
 class ReadJob:
-    """Read a slot."""
+    """A read of a slot."""
 
     key: BufferKey
     place: Place
 
     def run(self) -> BufferRecord | Broken:
-        """Do it."""
+        """Read and verify the record."""
         return self.place.slab.read(self.place.slot, self.key, self.place.version)
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Of one boundary, see `BufferCounts`."""
-
     memory_bytes: int = 0
     events: Counter[str] = field(default_factory=Counter)
 
 
 class Tiers:
-    """See the module's docstring.
+    """Decisions over both tiers; see the module.
 
     Args:
-        disk: None if there is no disk tier.
+        memory: Memory tier.
+        disk: Disk tier; None if there is none.
+        index: Index of all records, shared with the disk tier.
+        visits: Order in which samples are needed.
     """
 
     def __init__(
@@ -76,71 +77,71 @@ class Tiers:
         self._memory, self._disk, self._index, self._visits = memory, disk, index, visits
         self._next_version = disk.next_version if disk else 1
         self._staged: dict[BufferKey, BufferRecord] = {}
-        self._lent: dict[BufferKey, BufferRecord] = {}
-        self._wanted: dict[BufferKey, None] = {}
+        self._pinned: dict[BufferKey, BufferRecord] = {}
+        self._to_prefetch: dict[BufferKey, None] = {}
         self._lost: dict[BufferKey, None] = {}
         self._counts: dict[BlockIndex, _Counts] = {}
 
-    # ---- what is asked for
+    # ---- lookups
 
     def find(self, key: BufferKey) -> BufferRecord | ReadJob | None:
-        """The newest committed record, or how to read it; None if there is none."""
+        """Return the newest committed record, or a job that reads it; None if there is none."""
         cached = self._memory.get(key)
         if cached is not None:
             return cached.record
-        if key in self._lent:
-            return self._lent[key]
+        if key in self._pinned:
+            return self._pinned[key]
         place = self._disk.find(key) if self._disk else None
         return ReadJob(key, place) if place else None
 
     def lend(self, key: BufferKey, record: BufferRecord) -> None:
-        """The open step builds on it, and may have to again: it stays until the step commits.
+        """Pin a record that the open step uses until the step commits, since it may be redone.
 
-        Such records are in flight: no more than a step's, beside the budget.
+        Pinned records are in flight: at most one step's, and they do not count against the budget.
         """
-        self._lent[key] = record
+        self._pinned[key] = record
 
     def is_current(self, job: ReadJob) -> bool:
         """Whether the job's slot still holds the newest version of its key."""
         return self._memory.get(job.key) is None and self._place(job.key) == job.place
 
     def found_broken(self, job: ReadJob, broken: Broken) -> None:
-        """The newest version of a record cannot be read: it is lost."""
+        """Drop a record whose newest version cannot be read."""
         if self._disk:
             self._disk.tell_broken(job.place, broken.reason)
             self._disk.drop(job.key)
         self._lose(job.key, "repairs")
 
     def count(self, key: BufferKey, event: str) -> None:
-        """One more `memory_hits`, `disk_hits` and so on of a boundary."""
+        """Count one event of a boundary, such as `memory_hits` or `disk_hits`."""
         self._of(key.boundary).events[event] += 1
 
-    # ---- what becomes of records
+    # ---- changes
 
     @property
     def step(self) -> int:
-        """The last one that was committed; -1 before the first."""
+        """Last committed step; -1 before the first."""
         return self._memory.step
 
     def stage(self, key: BufferKey, record: BufferRecord) -> None:
-        """Keep what the open step made of a record."""
+        """Store a record of the open step."""
         self._staged[key] = record
 
     def rollback(self, but: Container[SampleId]) -> None:
-        """The open step begins anew, but for these samples."""
+        """Discard staged records, except those of the samples in `but`."""
         self._staged = {key: r for key, r in self._staged.items() if key.sample in but}
 
     def commit(self, step: int) -> None:
-        """What is staged takes the place of what was committed before."""
+        """Replace committed records by the staged ones."""
         self._memory.step = step
         samples = np.array([key.sample for key in self._staged], np.int64)
         visits = self._visits.next_visits(samples, step).tolist()
         for (key, record), visit in zip(self._staged.items(), visits, strict=True):
             if visit == NEVER:
-                self._let_go(key)
+                self._drop(key)
             else:
-                self._hold(key, record, visit)
-        self._lent.clear()
+                self._insert(key, record, visit)
+        self._pinned.clear()
         in_flight = sum(len(record.payload) for record in self._staged.values())
         self._memory.in_flight_bytes = in_flight
         self._staged.clear()
@@ -148,30 +149,30 @@ class Tiers:
         self._make_room()
 
     def lose_staged(self) -> None:
-        """What was staged is lost, and what was committed before of the same keys out of date."""
+        """Drop staged records and the committed ones of the same keys, which are out of date."""
         for key in self._staged:
-            self._let_go(key)
+            self._drop(key)
             self._lose(key, "repairs")
         self._staged.clear()
 
     def drop(self, keys: Iterable[BufferKey]) -> None:
-        """Nobody needs these any more."""
+        """Drop records that no step needs any more."""
         for key in keys:
             if self._index.holds(key):
-                self._let_go(key)
+                self._drop(key)
 
     def move_to(self, step: int) -> None:
-        """The run goes on after this step, wherever it was before."""
+        """Continue after `step`, wherever the run was before."""
         self._memory.move_to(step)
 
     def put(self, key: BufferKey, record: BufferRecord) -> None:
-        """Hold a committed record that came from elsewhere."""
+        """Insert a committed record that came from another peer."""
         self._memory.in_flight_bytes = max(self._memory.in_flight_bytes, len(record.payload))
-        self._hold(key, record, self._memory.next_visit(key))
+        self._insert(key, record, self._memory.next_visit(key))
         self._make_room()
 
     def should_write_first(self, num_bytes: int) -> bool:
-        """Whether to hold so much more would make records go that only wait for the writer."""
+        """Whether a record of this size would evict records that still wait for the writer."""
         if not self._disk or not self._memory.waiting_bytes:
             return False
         in_flight = max(self._memory.in_flight_bytes, num_bytes)
@@ -185,7 +186,7 @@ class Tiers:
         return self._memory.has_queue
 
     def start_write(self) -> WriteJob | OtherRun | None:
-        """What to write next, or to delete; None if nothing is to be written."""
+        """Return the next write or deletion, or None if nothing waits."""
         while self._disk and (waiting := self._memory.take_next_waiting()):
             key, cached, visit = waiting
             place = self._disk.begin_write(
@@ -206,7 +207,7 @@ class Tiers:
         return None
 
     def finish_write(self, job: WriteJob | OtherRun, error: OSError | SlabError | None) -> None:
-        """A write is over; it counts if the record is still the newest version of its key."""
+        """Apply the result of a write, if its record is still the newest version of its key."""
         if self._disk is None:
             return
         if isinstance(job, OtherRun):
@@ -215,7 +216,7 @@ class Tiers:
         cached = self._memory.get(job.key)
         if error is not None:
             for key in self._disk.failed(job.place, error):
-                self._gone(key)
+                self._on_file_lost(key)
             if isinstance(error, SlabError):
                 self._memory.wait_again(job.key)
                 return
@@ -231,19 +232,19 @@ class Tiers:
     # ---- reading ahead
 
     def want(self, keys: Iterable[BufferKey]) -> None:
-        """These will be asked for, in this order."""
-        self._wanted.update(dict.fromkeys(keys))
+        """Queue keys that will be requested soon, in this order."""
+        self._to_prefetch.update(dict.fromkeys(keys))
 
     @property
     def has_reads(self) -> bool:
-        """Whether there is something to look at for `start_read`."""
-        return bool(self._wanted)
+        """Whether prefetched keys wait to be examined by `start_read`."""
+        return bool(self._to_prefetch)
 
     def start_read(self) -> ReadJob | None:
-        """What to read next; None if nothing that is wanted is on disk or has room in memory."""
-        while self._wanted:
-            key = next(iter(self._wanted))
-            del self._wanted[key]
+        """Return the next read; None if no queued key is on disk and fits into memory."""
+        while self._to_prefetch:
+            key = next(iter(self._to_prefetch))
+            del self._to_prefetch[key]
             found = self.find(key)
             if isinstance(found, ReadJob):
                 num_bytes = found.place.slab.payload_bytes
@@ -252,7 +253,7 @@ class Tiers:
         return None
 
     def finish_read(self, job: ReadJob, result: BufferRecord | Broken) -> None:
-        """A read is over; its result counts if the slot is still that of the newest version."""
+        """Apply the result of a read, if its slot still holds the newest version."""
         if not self.is_current(job):
             return
         if isinstance(result, Broken):
@@ -265,18 +266,18 @@ class Tiers:
     # ---- the whole
 
     def forget(self) -> None:
-        """Drop all records."""
+        """Drop all records and delete this run's files."""
         for key in list(self._index.keys()):
-            self._let_go(key)
+            self._drop(key)
         self._staged.clear()
-        self._lent.clear()
-        self._wanted.clear()
+        self._pinned.clear()
+        self._to_prefetch.clear()
         self._lost.clear()
         if self._disk:
             self._disk.forget()
 
     def take_lost(self) -> list[BufferKey]:
-        """Keys of records that went since the last call and are not back."""
+        """Return the keys of records that were lost since the last call and did not come back."""
         lost = [key for key in self._lost if not self._index.holds(key)]
         self._lost.clear()
         return lost
@@ -296,7 +297,7 @@ class Tiers:
         )
 
     def take_stats(self) -> dict[BlockIndex, BufferCounts]:
-        """By boundary; events are counted anew from now on."""
+        """Return counts by boundary, and reset the counts of events."""
         stats = {boundary: self._stats_of(boundary) for boundary in sorted(self._boundaries())}
         for counts in self._counts.values():
             counts.events.clear()
@@ -310,8 +311,8 @@ class Tiers:
     def _place(self, key: BufferKey) -> Place | None:
         return self._disk.find(key) if self._disk else None
 
-    def _hold(self, key: BufferKey, record: BufferRecord, visit: int) -> None:
-        self._lent.pop(key, None)
+    def _insert(self, key: BufferKey, record: BufferRecord, visit: int) -> None:
+        self._pinned.pop(key, None)
         cached = CachedRecord(record, self._next_version)
         self._next_version += 1
         self._enter(key, cached, visit, waits=self._disk is not None)
@@ -325,15 +326,14 @@ class Tiers:
     def _remove_from_memory(self, key: BufferKey) -> None:
         cached = self._memory.remove(key)
         if cached is not None:
-            self._left_memory(key, cached)
+            self._on_removed(key, cached)
 
-    def _left_memory(self, key: BufferKey, cached: CachedRecord) -> None:
+    def _on_removed(self, key: BufferKey, cached: CachedRecord) -> None:
         self._of(key.boundary).memory_bytes -= cached.num_bytes
         self._index.set_in_memory(key, False)
 
-    def _let_go(self, key: BufferKey) -> None:
-        """Nobody needs it any more."""
-        self._lent.pop(key, None)
+    def _drop(self, key: BufferKey) -> None:
+        self._pinned.pop(key, None)
         self._remove_from_memory(key)
         if self._disk:
             self._disk.drop(key)
@@ -341,7 +341,7 @@ class Tiers:
     def _make_room(self) -> None:
         while (evicted := self._memory.evict_one()) is not None:
             key, cached = evicted
-            self._left_memory(key, cached)
+            self._on_removed(key, cached)
             place = self._place(key)
             if place is None or place.version != cached.version:
                 if self._disk:
@@ -349,15 +349,15 @@ class Tiers:
                 self._lose(key, "evictions")
 
     def _lose_evicted(self) -> None:
-        """What the disk tier let go of is lost, unless it is in memory."""
+        """Report evicted records as lost, unless they are in memory."""
         if self._disk:
             for key in self._disk.evicted:
                 if self._memory.get(key) is None:
                     self._lose(key, "evictions")
             self._disk.evicted.clear()
 
-    def _gone(self, key: BufferKey) -> None:
-        """A record's file is gone; what is in memory is written again."""
+    def _on_file_lost(self, key: BufferKey) -> None:
+        """Write a record again whose file is gone, or report it lost if it is not in memory."""
         if self._memory.get(key) is None:
             self._lose(key, "repairs")
         else:

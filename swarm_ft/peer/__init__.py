@@ -1,1 +1,1 @@
-"""A volunteer's machine: hosts one stage of a run and talks to its neighbours."""
+"""The process of a peer: it hosts stages of runs and exchanges tensors with neighbours."""

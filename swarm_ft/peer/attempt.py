@@ -1,4 +1,4 @@
-"""One attempt of a run at one stage: connect to the neighbours, then run step after step."""
+"""An attempt of a run at one stage: connects to the neighbours, then runs step after step."""
 
 from __future__ import annotations
 
@@ -48,18 +48,19 @@ R = TypeVar("R")
 
 
 class Connections:
-    """What joins a stage to the rest of its run: neighbours, replicas, who holds the same weights.
+    """Connections of a stage: neighbours, replicas and stages that hold the same weights.
 
     Attributes:
-        pipeline: the run's stages and all of their peers.
-        index: of this peer's stage.
-        upstream: boundaries to the replicas of the stage in front, by peer; none at the first.
-        constants: what reads the stage's inputs that it has kept; None if it keeps none.
-        downstream: to those of the stage behind; none at the last.
-        reducer: sums gradients with the other replicas of this stage; None if there are none.
-        group: with whom it sums the gradients of weights that other stages hold too; None if there
-            are no such, or none that train.
-        sharer: sums them; None so too.
+        pipeline: Stages of the run, with all of their peers.
+        index: Index of this peer's stage.
+        upstream: Boundaries to the replicas of the previous stage, by peer; empty at the first
+            stage.
+        constants: Coder that reads the stage's cached inputs; None if none are cached.
+        downstream: Boundaries to the replicas of the next stage, by peer; empty at the last stage.
+        reducer: Sums gradients over this stage's replicas; None if it has no other replica.
+        group: Group that sums gradients of weights that several stages hold; None if there are
+            none, or none that train.
+        sharer: Sums the gradients of `group`; None without a group.
     """
 
     def __init__(
@@ -72,15 +73,15 @@ class Connections:
         deliver: Callable[[FrameKey, Tensor], None],
         taken: Callable[[FrameKey], None],
     ) -> None:
-        """Connect in `start`.
+        """Create the connections; `start` connects them.
 
         Args:
-            context: of the peer.
-            assign: names the attempt and its peers; its digest was checked against its spec.
-            state: the stage, with its ends of the buffers.
-            num_values: of the stage's gradient; 0 if that is not known yet.
-            deliver: called with every sample that neighbours sent.
-            taken: called with every held-out sample that a neighbour has computed with.
+            context: Context of the peer.
+            assign: Assignment that names the attempt and its peers. Its digest has been checked.
+            state: State of the stage, with its ends of the buffers.
+            num_values: Number of values in the stage's gradient; 0 if not known yet.
+            deliver: Callback for every decoded sample of a neighbour.
+            taken: Callback for every held-out sample that a neighbour has consumed.
         """
         self._taken = taken
         self._context = context
@@ -101,7 +102,7 @@ class Connections:
 
     @property
     def boundaries(self) -> tuple[Boundary, ...]:
-        """All of them."""
+        """Boundaries to both sides."""
         return (*self.upstream.values(), *self.downstream.values())
 
     @property
@@ -109,14 +110,14 @@ class Connections:
         return tuple(one for one in (self.reducer, self.sharer) if one is not None)
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Connect, and work until the group is cancelled."""
+        """Connect, and run all connections in `group` until it is cancelled."""
         for boundary in self.boundaries:
             group.create_task(boundary.run())
         for reducer in self._reducers:
             group.create_task(reducer.run())
 
     async def connected(self) -> None:
-        """Wait until all of them are there."""
+        """Wait until all peers are connected."""
         for boundary in self.boundaries:
             await boundary.is_connected.wait()
         for reducer in self._reducers:
@@ -124,30 +125,30 @@ class Connections:
 
     @property
     def missing(self) -> tuple[PeerId, ...]:
-        """Peers that are not there yet."""
+        """Peers that are not connected yet."""
         boundaries = (*self.upstream.items(), *self.downstream.items())
         neighbours = [peer for peer, one in boundaries if not one.is_connected.is_set()]
         return (*neighbours, *(peer for reducer in self._reducers for peer in reducer.missing))
 
     @property
     def waits_for(self) -> tuple[PeerId, ...]:
-        """Peers whose sums, or else acknowledgements, this one cannot go on without."""
+        """Peers whose sums, or else acknowledgements, this stage needs to continue."""
         summing = dict.fromkeys(peer for one in self._reducers for peer in one.waits_for)
         unanswered = (b.peer_id for b in self.boundaries if not b.is_answered)
         return tuple(summing or unanswered)
 
     async def settled(self) -> None:
-        """Wait until neighbours have everything that was sent to them in this step."""
+        """Wait until neighbours have acknowledged everything that was sent in this step."""
         for boundary in self.boundaries:
             await boundary.settled()
 
     def sent(self) -> Iterator[tuple[FrameKey, Tensor | Frame]]:
-        """What was given to boundaries to send in this step."""
+        """Yield what boundaries sent, or queued to send, in this step."""
         for boundary in self.boundaries:
             yield from boundary.sent()
 
     def take_traffic(self) -> Iterator[Traffic]:
-        """What was sent upstream and downstream, each over all boundaries together."""
+        """Yield the traffic since the last call: one sum upstream, one downstream."""
         for boundaries in (self.upstream, self.downstream):
             sent = [boundary.take_traffic() for boundary in boundaries.values()]
             if sent:
@@ -197,7 +198,7 @@ class Connections:
         )
 
     def _boundaries(self, index: int, sends: Direction) -> dict[PeerId, Boundary]:
-        """This peer's ends of the boundaries to all replicas of stage `index`, if there is one."""
+        """Return this peer's ends of the boundaries to the replicas of stage `index`, if any."""
         if not 0 <= index < len(self.pipeline):
             return {}
         assign, context = self._assign, self._context
@@ -245,12 +246,12 @@ class Connections:
 
 
 class StageAttempt:
-    """See the module's docstring; `run` until cancelled, plans come in through `plan`.
+    """An attempt of a run at this peer. `run` works until cancelled; `plan` queues steps.
 
     Attributes:
-        connections: to neighbours, replicas, and those who hold the same weights.
-        buffers: reads ahead what this stage keeps of samples, and tells what is here.
-        is_light: set while no microbatch holds memory.
+        connections: Connections to neighbours, replicas and stages with the same weights.
+        buffers: Prefetches this stage's buffers and reports which samples have one.
+        is_light: Event that is set while no microbatch holds memory.
     """
 
     def __init__(
@@ -260,13 +261,13 @@ class StageAttempt:
         state: StageState,
         catching_up: CatchingUp | None = None,
     ) -> None:
-        """Connect and compute in `run`.
+        """Create the attempt; `run` connects and computes.
 
         Args:
-            context: of the peer.
-            assign: names the attempt.
-            state: the stage; without weights as long as this peer takes it over.
-            catching_up: how this peer comes by the stage's state, if it has to.
+            context: Context of the peer.
+            assign: Assignment of the attempt.
+            state: State of the stage; without weights while this peer still receives them.
+            catching_up: Transfer of the stage's state to this peer, if it is a learner.
         """
         self.assign = assign
         self.is_light = asyncio.Event()
@@ -301,7 +302,7 @@ class StageAttempt:
         return self._catching_up is not None and not self._catching_up.has_caught_up
 
     def alive(self) -> PeerAlive:
-        """How far this peer is with the step under way, and for whom it waits."""
+        """Return a heartbeat: the progress of the step, and the peers that it waits for."""
         step, missing = self._step, self.connections.missing
         if self._plan is None:
             return PeerAlive(
@@ -318,7 +319,7 @@ class StageAttempt:
 
     @property
     def _lacked(self) -> tuple[PeerId, ...]:
-        """Peers without which it cannot go on with the step; none while it computes."""
+        """Peers without which the step cannot continue; none while this peer computes."""
         if self._step is None:
             return self.connections.waits_for
         if self._step.is_computing:
@@ -326,12 +327,12 @@ class StageAttempt:
         return self._step.waits_for or self.connections.waits_for
 
     def plan(self, plan: PlanStep) -> None:
-        """Run this step next.
+        """Queue a step, to run next.
 
         Raises:
-            OutOfTurn: a step is waiting already.
-            MalformedMessage: a route names a replica that there is not, or begins where it cannot;
-                or codecs are none that the run can go on with.
+            OutOfTurn: Another step waits already.
+            MalformedMessage: A route names a replica that does not exist, or an entry that is not
+                allowed; or the run cannot switch to the plan's codecs.
         """
         _check_routes(plan, self._computing_in(plan), self.assign.spec)
         _spec_in(plan, self.assign.spec)
@@ -341,10 +342,10 @@ class StageAttempt:
         self._plans.put_nowait(plan)
 
     async def run(self) -> None:
-        """Work until cancelled.
+        """Run steps until cancelled.
 
         Raises:
-            ExceptionGroup: of the `SwarmError`s that ended the attempt.
+            ExceptionGroup: The `SwarmError`s that ended the attempt.
         """
         try:
             await self._run()
@@ -371,7 +372,7 @@ class StageAttempt:
             self._context.say(ready)
 
     async def _listen(self, plan: PlanStep) -> StepReady:
-        """Hear the sum of a step that the other replicas compute."""
+        """Receive the sum of a step that the other replicas compute."""
         if self._catching_up is None or self.connections.reducer is None:
             raise OutOfTurn(f"step {plan.step}: this peer has the stage, and cannot listen")
         train = _spec_in(plan, self.assign.spec).train
@@ -402,10 +403,10 @@ class StageAttempt:
         )
 
     def _keep_progress(self) -> None:
-        """The attempt is over: the next one goes on with the open step from here."""
+        """Save the progress of the open step, so that the next attempt continues it."""
         progress = self._state.progress
         if self._step is None or progress is None or self._step.progress is not progress:
-            return  # its step was committed, or its gradients are not what they should be
+            return  # the step was committed, or its gradients are incomplete
         progress.keep(self.connections.sent())
         progress.count(self.connections.take_traffic())
 
@@ -448,7 +449,7 @@ class StageAttempt:
         )
 
     def _evaluated(self, plan: PlanStep, progress: StepProgress | None = None) -> StepReady:
-        """A step without gradients is done."""
+        """Return the report of a step without gradients."""
         train = self.assign.spec.train
         return StepReady(
             run_id=plan.run_id,
@@ -460,7 +461,7 @@ class StageAttempt:
         )
 
     async def _begin(self, plan: PlanStep) -> StageStep:
-        """Open the step here, with what of it is done by the plan, or nothing."""
+        """Open the step: resume the part that the plan counts as done here, or begin anew."""
         self._computing = self._computing_in(plan)
         replica = self._computing[self._index].peers.index(self._context.peer_id)
         passing = [b for b in plan.microbatches if b.entry <= self._index]
@@ -499,7 +500,7 @@ class StageAttempt:
         return await self._state.begin_step(plan.step, plan.num_targets)
 
     async def _compiled_for(self, plan: PlanStep) -> RunSpec:
-        """The run with the codecs of a step, for which machine code is there by now."""
+        """Return the run with the step's codecs, after compiling their kernels."""
         spec = _spec_in(plan, self.assign.spec)
         if spec != self._spec:
             await run_in(self._context.codecs, compile_codecs, spec, self._context.codes_on)
@@ -507,7 +508,7 @@ class StageAttempt:
         return spec
 
     def _computing_in(self, plan: PlanStep) -> tuple[Stage, ...]:
-        """The pipeline without peers that only listen to this step."""
+        """Return the pipeline without the peers that only listen in this step."""
         return stages_of(self.assign.assignments, but=plan.listeners)
 
     def _make_step(
@@ -535,7 +536,7 @@ class StageAttempt:
         )
 
     def _most_held(self) -> int:
-        """How many microbatches there is memory for; the engine knows once it had one."""
+        """Return how many microbatches fit into memory; the engine has measured one by then."""
         least = least_held(len(self._computing), self._index)
         if self._state.holds_least:
             return least
@@ -546,15 +547,15 @@ class StageAttempt:
         )
 
     def _send_again(self, plan: PlanStep, done: list[Microbatch], progress: StepProgress) -> None:
-        """Give what is done here to neighbours that are not done with it."""
+        """Send results of earlier attempts again to neighbours that have not finished with them."""
         for index, boundaries, direction in (
             (self._index - 1, self.connections.upstream, Direction.BACKWARD),
             (self._index + 1, self.connections.downstream, Direction.FORWARD),
         ):
             if direction is Direction.BACKWARD and not self._engine.sends_gradients:
                 continue
-            wanted = [batch for batch in done if index not in batch.done]
-            for microbatch, boundary in self._routed(wanted, index, boundaries).items():
+            lacking = [batch for batch in done if index not in batch.done]
+            for microbatch, boundary in self._routed(lacking, index, boundaries).items():
                 for sample in progress.done[microbatch]:
                     key = FrameKey(plan.attempt, plan.step, microbatch, sample, direction)
                     boundary.send(key, progress.sent(key))
@@ -562,14 +563,14 @@ class StageAttempt:
     def _routed(
         self, batches: list[Microbatch], index: int, boundaries: Mapping[PeerId, Boundary]
     ) -> dict[MicrobatchIndex, Boundary]:
-        """The boundary that each microbatch passes on its way to or from stage `index`."""
+        """Return the boundary of each microbatch on its way to or from stage `index`."""
         if not boundaries:
             return {}
         peers = self._computing[index].peers
         return {batch.index: boundaries[peers[batch.replica_at(index)]] for batch in batches}
 
     async def _reduce(self, plan: PlanStep, progress: StepProgress) -> GradientTraffic:
-        """Sum this stage's gradients over its replicas, all of which end with the same bits."""
+        """Sum this stage's gradients over its replicas; all of them get the same bits."""
         if self.connections.reducer is None or progress.gradient is None:
             return GradientTraffic()
         began_s, own = self._timeline.now_s(), progress.gradient
@@ -580,7 +581,7 @@ class StageAttempt:
         return sent
 
     async def _tie(self, plan: PlanStep) -> GradientTraffic:
-        """Have copies of one weight stay one, where other stages hold some."""
+        """Sum the gradients of weights that several stages hold, so that all copies stay equal."""
         sharer, group = self.connections.sharer, self.connections.group
         if sharer is None or group is None:
             return GradientTraffic()
@@ -591,13 +592,13 @@ class StageAttempt:
         return sent
 
     async def _settled(self) -> None:
-        """Wait until neighbours have all that they were sent."""
+        """Wait until neighbours have acknowledged all that was sent."""
         began_s = self._timeline.now_s()
         await self.connections.settled()
         self._timeline.add(SpanKind.WAIT_ACKS, began_s)
 
     async def _of_gradient(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the engine does with the step's gradient, in the compute thread."""
+        """Run an engine's operation on the step's gradient in the compute thread."""
         timed = self._timeline.timed(SpanKind.GRADIENT, function)
         return await run_in(self._context.compute, timed, *args, **kwargs)
 
@@ -616,10 +617,10 @@ def _is_shadowed(plan: PlanStep, train: TrainSpec) -> bool:
 
 
 def _spec_in(plan: PlanStep, spec: RunSpec) -> RunSpec:
-    """A run, with the codecs that a step's plan names.
+    """Return the run with the codecs of a step's plan.
 
     Raises:
-        MalformedMessage: it cannot go on with these.
+        MalformedMessage: The run cannot switch to these codecs.
     """
     try:
         return spec if plan.codecs is None else spec.with_codecs(plan.codecs)
@@ -628,15 +629,18 @@ def _spec_in(plan: PlanStep, spec: RunSpec) -> RunSpec:
 
 
 def _check_routes(plan: PlanStep, pipeline: Sequence[Stage], spec: RunSpec) -> None:
-    """Every microbatch is to pass a replica of every stage, of those that compute.
+    """Check that every microbatch passes one computing replica of every stage.
 
-    It may enter where constants are kept.
+    A microbatch enters at the first stage, or at the stage that caches its inputs.
+
+    Raises:
+        MalformedMessage: A microbatch has another route or entry.
     """
-    kept = spec.entry_of(stage.layers for stage in pipeline)
+    cached = spec.entry_of(stage.layers for stage in pipeline)
     for batch in (*plan.microbatches, *plan.evaluation):
-        if batch.entry not in (0, kept):
+        if batch.entry not in (0, cached):
             raise MalformedMessage(
-                f"plan of step {plan.step}: expected microbatches to enter at stage 0 or {kept}, "
+                f"plan of step {plan.step}: expected microbatches to enter at stage 0 or {cached}, "
                 f"got {batch.entry}"
             )
         route = batch.route or (0,) * len(pipeline)

@@ -1,4 +1,4 @@
-"""How fast this peer's link is, measured against the coordinator, for forecasts alone."""
+"""Measurement of this peer's link to the coordinator, for forecasts alone."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ logger = get_logger(__name__)
 FIRST_BYTES = 256 << 10
 MOST_BYTES = 16 << 20
 ENOUGH_S = 1.0
-"""A transfer that took so long says how fast the link is; a shorter one how TCP begins."""
+"""Seconds of a transfer that is long enough: shorter ones measure TCP's slow start."""
 MAX_TRIES = 12
-"""While the coordinator measures another peer's."""
+"""Tries while the coordinator measures the link of another peer."""
 TIMEOUT_S = 60.0
 
 Samples = MessageStream[LinkSample, LinkEcho]
 
 
 async def measure_link(channel: Channel, machine: Machine, rng: Random) -> Machine:
-    """The machine, with its link; as it was if the coordinator cannot be asked.
+    """Return the machine with its measured link; unchanged if the measurement failed.
 
     Args:
-        channel: to the coordinator.
-        machine: what is known of it.
-        rng: so that peers that came together do not ask together again.
+        channel: Channel to the coordinator.
+        machine: Description of the machine so far.
+        rng: Source of the waits between tries, so that peers that joined together do not collide.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -45,16 +45,16 @@ async def measure_link(channel: Channel, machine: Machine, rng: Random) -> Machi
 async def measured_link(
     channel: Channel, machine: Machine, rng: Random, *, enough_s: float = ENOUGH_S
 ) -> Machine:
-    """As `measure_link`, but whoever asks is told why it was not measured.
+    """Return the machine with its measured link.
 
     Args:
-        channel: to the coordinator.
-        machine: what is known of it.
-        rng: see `measure_link`.
-        enough_s: a transfer that took so long is believed.
+        channel: Channel to the coordinator.
+        machine: Description of the machine so far.
+        rng: Source of the waits between tries.
+        enough_s: Seconds of a transfer that is long enough to be a measurement.
 
     Raises:
-        SwarmError: the coordinator cannot be asked, or measures others' for long.
+        SwarmError: The coordinator cannot be reached, or is busy with other measurements.
     """
     num_bytes, tries = FIRST_BYTES, 0
     while True:
@@ -77,7 +77,7 @@ async def measured_link(
 
 
 async def _transfer(channel: Channel, num_bytes: int) -> tuple[float, float, float]:
-    """Seconds of a round trip, and of so many bytes there and back."""
+    """Return seconds of a round trip, of `num_bytes` to the coordinator, and of as many back."""
     stream = channel.open(MEASURE_LINK)
     try:
         began_s = time.perf_counter()

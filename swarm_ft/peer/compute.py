@@ -1,6 +1,6 @@
-"""The one thread in which all of a peer's engines live, and the seats of its runs there.
+"""The compute thread, in which all engines of a peer run, and each run's handle to it.
 
-`turns` decides whose task is next; this shell gives it to the thread.
+`turns` decides whose task is next; `Compute` runs it in the thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """Work that waits for its turn, and what is to come of it."""
+    """A queued task and the future of its result."""
 
     work: Callable[[], Any]
     put_s: float
@@ -32,10 +32,10 @@ class _Task:
 
 
 class Compute:
-    """See the module's docstring.
+    """The compute thread and its queue; see the module.
 
     Args:
-        clock: tells how long tasks take.
+        clock: Clock that times the tasks.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -47,26 +47,29 @@ class Compute:
         self._waiting: dict[RunId, list[_Task]] = {}
 
     def seat(self, run_id: RunId) -> Seat:
-        """What a run's stage computes by."""
+        """Return a run's handle to the compute thread."""
         return Seat(self, run_id)
 
     def close(self) -> None:
-        """Wait for the end of what is under way. Blocks."""
+        """Wait until the task under way ends; tasks in the queue are cancelled. Blocks."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def weigh(self, run_id: RunId, priority: int, claim: Claim) -> None:
-        """Give a run this priority among the runs of its claim, see `Turns.weigh`."""
+        """Set a run's priority among the runs of its claim, see `Turns.weigh`."""
         self._turns.weigh(run_id, priority, claim)
 
     def forget(self, run_id: RunId) -> None:
-        """The run has nothing to compute here any more."""
+        """Remove a run, and cancel its tasks that wait."""
         self._turns.forget(run_id)
         self._waited_s.pop(run_id, None)
         for task in self._waiting.pop(run_id, ()):
             task.result.cancel()
 
     async def run(self, run_id: RunId, work: Callable[[], R], *, fills: bool) -> R:
-        """What comes of the work, in its turn; cancelled before that, it is never done."""
+        """Run `work` when its turn comes and return its result.
+
+        If cancelled before, it never runs.
+        """
         task = _Task(work, self._clock.now_s())
         self._waiting.setdefault(run_id, []).append(task)
         self._turns.put(run_id, task, fills=fills)
@@ -75,7 +78,7 @@ class Compute:
         return result
 
     def waited_s(self, run_id: RunId) -> float:
-        """Seconds that the run's tasks waited for their turns so far."""
+        """Return the seconds that the run's tasks have waited for their turns so far."""
         now_s = self._clock.now_s()
         waiting_s = sum(now_s - task.put_s for task in self._waiting.get(run_id, ()))
         return self._waited_s.get(run_id, 0.0) + waiting_s
@@ -111,10 +114,10 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A run's way to the compute thread.
+    """A run's handle to the compute thread.
 
     Attributes:
-        fills: whether nobody waits yet for what is done by it.
+        fills: Whether its tasks are background work, which nobody waits for yet.
     """
 
     compute: Compute
@@ -122,15 +125,15 @@ class Seat:
     fills: bool = False
 
     async def run(self, work: Callable[[], R]) -> R:
-        """See `Compute.run`."""
+        """Run `work` in the compute thread and return its result; see `Compute.run`."""
         return await self.compute.run(self.run_id, work, fills=self.fills)
 
     @property
     def waited_s(self) -> float:
-        """Seconds that the run's tasks waited for others' so far."""
+        """Seconds that the run's tasks have waited for their turns so far."""
         return self.compute.waited_s(self.run_id)
 
     @property
     def filling(self) -> Seat:
-        """The same run's, for what nobody waits for yet."""
+        """Handle of the same run for background work."""
         return Seat(self.compute, self.run_id, fills=True)

@@ -1,4 +1,4 @@
-"""What the parts of one run's stage share at a peer: its name, its threads, its ways to others."""
+"""The context that the parts of one run's stage share: identity, threads, connections."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Pool: TypeAlias = Executor | Seat
 
 
 async def run_in(pool: Pool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What the function returns, called in one of the pool's threads.
+    """Call a function in one of the pool's threads and return its result.
 
     Raises:
-        OutOfMemory: it asked a GPU for more than there is, or than is lent.
+        OutOfMemory: The function allocated more GPU memory than the device has, or than is lent.
     """
     work = partial(function, *args, **kwargs)
     try:
@@ -50,7 +50,7 @@ async def run_in(pool: Pool, function: Callable[P, R], *args: P.args, **kwargs: 
 
 
 async def to_its_end(task: asyncio.Task[R]) -> R:
-    """What comes of the task; cancelled, this waits for its end all the same."""
+    """Return the task's result; a cancelled caller still waits until the task ends."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -59,24 +59,28 @@ async def to_its_end(task: asyncio.Task[R]) -> R:
 
 
 async def _at_once() -> None:
-    """Nothing is in the way."""
+    """Return at once: no other run needs to free memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerContext:
-    """See the module's docstring.
+    """Parts of a peer that a run's stage uses.
 
     Attributes:
-        links: to other peers; they outlive attempts and runs.
-        compute: one thread, in which the engine lives, and perhaps those of other runs.
-        codecs: threads that encode and decode.
-        codes_on: what they do it on.
-        say: gives a message to the coordinator's stream.
-        timeline: of what this peer does when.
-        memory_bytes: that this peer lends to stages and the microbatches they hold.
-        beside_bytes: of these, what stages of other runs are to have now.
-        room_made: waits until they hold no more than that; what they have begun they end first.
-        offers: shards that others may have from here; who puts one in takes it out again.
+        peer_id: Id of this peer.
+        directory: Directory in which members are found.
+        transport: Transport to other peers.
+        clock: Clock of the peer.
+        links: Links to other peers; they outlive attempts and runs.
+        compute: Pool of the one thread in which this run's engine, and those of other runs, live.
+        codecs: Threads that encode and decode.
+        say: Sends a message to the coordinator.
+        timeline: Recorder of spans.
+        memory_bytes: Bytes that this peer lends to stages and their microbatches.
+        beside_bytes: Returns the bytes that are reserved for stages of other runs.
+        room_made: Waits until other runs hold no more than that; they first finish what they began.
+        offers: Shards that other members may fetch here. Each entry is removed by its owner.
+        codes_on: Device of the codec threads.
     """
 
     peer_id: PeerId
@@ -96,14 +100,14 @@ class PeerContext:
 
     @property
     def filling(self) -> Pool:
-        """As `compute`, for what nobody waits for yet."""
+        """Pool for background work, which nobody waits for yet."""
         return self.compute.filling if isinstance(self.compute, Seat) else self.compute
 
     @property
     def waited_s(self) -> float:
-        """Seconds that tasks waited so far while the thread was at others."""
+        """Seconds that this run's tasks have waited for tasks of other runs."""
         return self.compute.waited_s if isinstance(self.compute, Seat) else 0.0
 
     def room_bytes(self, state_bytes: int) -> int:
-        """What is left of the memory beside a stage's own state, and what others are to have."""
+        """Return the bytes left for microbatches, beside the stage's own state and other runs."""
         return self.memory_bytes - self.beside_bytes() - state_bytes

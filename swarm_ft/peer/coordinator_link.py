@@ -1,4 +1,4 @@
-"""A peer's side of the conversation with the coordinator; it is begun anew whenever it breaks."""
+"""A peer's connection to the coordinator, which is reopened whenever it breaks."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from swarm_ft.transport.methods import JOIN
 logger = get_logger(__name__)
 
 MIN_RECONNECT_S, MAX_RECONNECT_S = 0.25, 2.0
-"""Between tries to join. A coordinator that starts again gathers peers for a little longer."""
+"""Seconds between tries to join. A restarted coordinator waits a little longer for its peers."""
 ALIVE_EVERY_S = 2.0
-"""How often the coordinator hears from this peer at least; it gives up after some silence."""
+"""Seconds between heartbeats; the coordinator declares a silent peer lost after some time."""
 GOODBYE_S = 2.0
-"""How long a goodbye may take to be heard, when the coordinator may be gone too."""
+"""Seconds that a goodbye may take; the coordinator may be gone too."""
 
 MAX_INBOX = 64
-"""Messages that wait until the ones before are obeyed; then the coordinator has to wait."""
+"""Messages that may wait while earlier ones are handled; then the coordinator has to wait."""
 
 ControlStream = MessageStream[FromPeer, ToPeer]
 Inbox = asyncio.Queue[ToPeer | SwarmError | None]
 
 
 class CoordinatorLink:
-    """See the module's docstring.
+    """The connection to the coordinator; see the module.
 
     Args:
-        directory: where the coordinator is found.
-        transport: how it is reached.
-        rng: draws how long to wait between tries.
-        hello: what this peer says first, every time.
-        alive: what it says from time to time.
-        obey: does what the coordinator says, one message after the other.
-        obey_at_once: does what need not wait for earlier messages, and tells whether it did.
-        beside: is done with the coordinator's channel beside all that, every time.
+        directory: Directory in which the coordinator is found.
+        transport: Transport to the coordinator.
+        rng: Source of the waits between tries.
+        hello: Returns the first message of each connection.
+        alive: Returns the heartbeats.
+        obey: Handles a message; one message after the other.
+        obey_at_once: Handles a message that need not wait for earlier ones; returns whether it did.
+        beside: Runs beside each connection, with its channel.
     """
 
     def __init__(  # noqa: PLR0913 - a conversation's parts
@@ -66,20 +66,21 @@ class CoordinatorLink:
         self._obey_at_once = obey_at_once
         self._beside = beside
         self._backoff = Backoff(rng, min_s=MIN_RECONNECT_S, max_s=MAX_RECONNECT_S)
-        # Bounded: after some messages a step the peer has nothing to say until it is told to go on.
+        # The outbox is bounded in practice: after a few messages a step the peer waits for the
+        # coordinator.
         self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
         self._is_ended = asyncio.Event()
-        # Told already; the same one later, after it was over, is another.
+        # The last error that was logged. The same error is logged again after a success.
         self._trouble = ""
 
     def say(self, message: FromPeer) -> None:
-        """Say this soon; it is forgotten if the conversation breaks before."""
+        """Queue a message; it is dropped if the connection breaks before it is sent."""
         self._outbox.put_nowait(message)
 
     async def say_goodbye(self) -> None:
-        """Tell the coordinator that this peer leaves, and wait until it heard it, if not for long.
+        """Notify the coordinator that this peer leaves, and wait up to `GOODBYE_S` for the end.
 
-        Who hung up at once would take back what is on its way.
+        Closing the connection at once could discard the message on its way.
         """
         self._is_ended.clear()
         self.say(PeerGoodbye())
@@ -87,22 +88,22 @@ class CoordinatorLink:
             await asyncio.wait_for(self._is_ended.wait(), GOODBYE_S)
 
     async def stay_joined(self) -> None:
-        """Find the coordinator and do as it says, again and again, until cancelled.
+        """Find the coordinator and handle its messages, again and again, until cancelled.
 
-        Whatever else the coordinator says of it, this peer stays.
+        The peer stays joined through all other errors that the coordinator reports.
 
         Raises:
-            VersionMismatch: one of the two is to be updated.
-            NotAllowed: this peer's key was revoked.
+            VersionMismatch: The peer or the coordinator needs an update.
+            NotAllowed: This peer's key was revoked.
         """
         while True:
             try:
                 await self._join_once()
             except (VersionMismatch, NotAllowed):
                 raise
-            except SwarmError as error:  # its trouble may pass, and the weights here are kept
+            except SwarmError as error:  # the error may pass, and this peer's weights stay loaded
                 if error.message != self._trouble:
-                    logger.warning("coordinator: %s; trying on", error.message)
+                    logger.warning("coordinator: %s; trying again", error.message)
                 self._trouble = error.message
             await asyncio.sleep(self._backoff.draw_s())
 
@@ -112,7 +113,7 @@ class CoordinatorLink:
         try:
             stream = channel.open(JOIN)
             while not self._outbox.empty():
-                self._outbox.get_nowait()  # said to a coordinator that is gone; hello tells anew
+                self._outbox.get_nowait()  # meant for a lost connection; the hello has the state
             await stream.send(self._hello())
             logger.info("joined the coordinator at %s", endpoint)
             inbox: Inbox = asyncio.Queue(MAX_INBOX)
@@ -136,11 +137,11 @@ class CoordinatorLink:
             message = await self._outbox.get()
             await stream.send(message)
             if isinstance(message, PeerGoodbye):
-                await stream.finish()  # it ends the call when it has read all
+                await stream.finish()  # the coordinator ends the call once it has read everything
                 await self._is_ended.wait()
 
     async def _read(self, stream: ControlStream, inbox: Inbox) -> None:
-        """Pass messages on, and at last how they ended: all that came before is obeyed first."""
+        """Queue messages and then the end of the stream: earlier messages are handled first."""
         try:
             while (message := await stream.receive()) is not None:
                 self._backoff.reset()

@@ -1,4 +1,4 @@
-"""The work of a peer now, run by run: for its volunteer."""
+"""A peer's present work, run by run, for its volunteer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from swarm_ft.protocol.spec.layers import LayerRange
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Doing:
-    """What it does for a run of which it hosts a stage.
+    """Work for a run of which this peer hosts a stage.
 
     Attributes:
-        step: how many are committed, of `num_steps`.
-        samples: of the newest step that it was told of, those that are its own, of `batch`; 0 of 0
-            before the first.
+        run_id: Id of the run.
+        layers: Layers of the stage.
+        step: Number of committed steps, of `num_steps`.
+        num_steps: Number of steps in the run.
+        samples: Samples of the newest planned step that pass this peer, of `batch`; 0 of 0 before
+            the first step.
+        batch: Samples of the newest planned step.
     """
 
     run_id: RunId
@@ -29,7 +33,10 @@ class Doing:
 
 @dataclass(slots=True)
 class _Work:
-    """Of one run; `open`: the step that was planned last, and how many of its samples are ours."""
+    """Work for one run.
+
+    `open`: the newest planned step, and how many of its samples pass this peer.
+    """
 
     assign: Assign
     doing: Doing
@@ -37,10 +44,10 @@ class _Work:
 
 
 class CurrentWork:
-    """Follows the coordinator's messages, and knows the stages and steps of this peer.
+    """Tracks this peer's stages and steps from the coordinator's messages.
 
     Args:
-        own: this peer's name.
+        own: Id of this peer.
     """
 
     def __init__(self, own: PeerId) -> None:
@@ -48,7 +55,7 @@ class CurrentWork:
         self._works: dict[RunId, _Work] = {}
 
     def assigned(self, assign: Assign) -> None:
-        """It hosts a stage of the run from now on."""
+        """Register that this peer hosts a stage of the run."""
         before, layers = self._works.get(assign.run_id), assign.layers_of(self._own)
         doing = Doing(
             run_id=assign.run_id,
@@ -62,11 +69,11 @@ class CurrentWork:
 
     @property
     def doing(self) -> tuple[Doing, ...]:
-        """What it does, for each run; nothing while it hosts nothing."""
+        """Work for each run; empty while this peer hosts no stage."""
         return tuple(work.doing for work in self._works.values())
 
     def planned(self, plan: PlanStep) -> None:
-        """A step begins, again perhaps."""
+        """Register a planned step, possibly for the second time."""
         work = self._works.get(plan.run_id)
         if work is None or plan.attempt != work.assign.attempt:
             return
@@ -81,12 +88,12 @@ class CurrentWork:
             work.doing = replace(work.doing, samples=samples, batch=batch)
 
     def committed(self, commit: CommitStep) -> None:
-        """The step counts; said twice, it counts once."""
+        """Register a committed step; a repeated commit has no effect."""
         work = self._works.get(commit.run_id)
         if work is not None and work.open is not None and work.open[0].step == commit.step:
             work.open = None
             work.doing = replace(work.doing, step=commit.step + 1)
 
     def released(self, run_id: RunId) -> None:
-        """It hosts nothing of the run any more."""
+        """Register that this peer hosts nothing of the run any more."""
         self._works.pop(run_id, None)

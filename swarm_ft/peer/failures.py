@@ -1,6 +1,6 @@
-"""What a peer reports when it cannot go on with a run: one `SwarmError` with a stable code.
+"""Conversion of a peer's exceptions to errors with a stable code, for reports.
 
-A failure belongs to the run whose message caused it. It never ends the conversation with the
+A failure belongs to the run whose message caused it. It never ends the connection to the
 coordinator, which all runs share.
 """
 
@@ -16,14 +16,14 @@ logger = get_logger(__name__)
 
 
 def failure_of(error: Exception, run_id: RunId) -> SwarmError:
-    """Return what to report in place of an exception, and log what is not reported.
+    """Return the error to report for an exception, and log what is not reported.
 
-    A full or broken disk is `Unavailable`, and a report has no path of this machine's. Whatever
-    nobody expected is a bug: the log gets its traceback, the coordinator `InternalError`.
+    A full or broken disk is `Unavailable`; its report contains no path of this machine. Any
+    unexpected exception is a bug: the log gets the traceback, the coordinator `InternalError`.
 
     Args:
-        error: any, also a group as a `TaskGroup` raises it.
-        run_id: the run whose message or task raised it.
+        error: Any exception, or a group of them as `TaskGroup` raises it.
+        run_id: Run whose message or task raised it.
     """
     known = first_error(error)
     if known is not None:

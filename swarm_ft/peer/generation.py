@@ -1,7 +1,7 @@
-"""Texts that clients continue at a trained stage, until it is let go of.
+"""Texts that clients continue at a trained stage, until the peer releases it.
 
-A text is as long as its call: when that ends, for whatever reason, nothing is left of it. How many
-there are, how much they hold and how long they stay is bounded here.
+A text lives as long as its call: nothing of it remains afterwards. This module bounds the number,
+memory and duration of texts.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from swarm_ft.transport.base import MessageStream, until_one_ends
 logger = get_logger(__name__)
 
 MAX_TEXTS = 16
-"""At one stage, at a time; each computes in turn with the others."""
+"""Texts at one stage at a time; they take turns in the compute thread."""
 SILENCE_S = 600.0
-"""Between two parts of a text; its client waits for all other stages meanwhile."""
+"""Seconds between two parts of a text; meanwhile its client waits for the other stages."""
 MAX_TEXT_S = 3600.0
-"""Of a text from its beginning."""
+"""Seconds from a text's beginning to its end."""
 
 TextStream = MessageStream[FromStage, ToStage]
 
 
 class Texts:
-    """See the module's docstring.
+    """The texts at one trained stage; see the module.
 
     Args:
-        context: of the peer.
-        engine: of the stage, with its trained weights; nothing trains it meanwhile.
-        channels: of the run's hidden states.
+        context: Context of the peer.
+        engine: Engine of the stage with its trained weights; nothing trains it meanwhile.
+        channels: Channels of the run's hidden states.
     """
 
     def __init__(self, context: PeerContext, engine: Engine, channels: int) -> None:
@@ -59,17 +59,17 @@ class Texts:
         self._closed = asyncio.Event()
 
     def close(self) -> None:
-        """End all of them: the stage is let go of."""
+        """End all texts, because the stage is released."""
         self._closed.set()
 
     async def serve(self, stream: TextStream, begin: BeginText) -> None:
         """Continue one text until its client ends it.
 
         Raises:
-            Busy: there are as many here as fit.
-            NotFound: the stage was let go of meanwhile.
-            Unavailable: its client said nothing for too long, or has been at it for too long.
-            MalformedMessage, NonFinite, BadModel: see `Text` and `Engine.begin_text`.
+            Busy: There are too many texts, or no memory for another.
+            NotFound: The stage was released meanwhile.
+            Unavailable: The client was silent, or at work, for too long.
+            MalformedMessage, NonFinite, BadModel: See `Text` and `Engine.begin_text`.
         """
         self._check_count()
         text = await run_in(self._context.compute, self._engine.begin_text, begin.max_tokens)
@@ -88,7 +88,7 @@ class Texts:
 
     @contextmanager
     def _keeping(self, text: Text, begin: BeginText) -> Iterator[None]:
-        self._check_count()  # others may have begun meanwhile
+        self._check_count()  # other texts may have begun meanwhile
         room = self._context.room_bytes(self._engine.state_bytes) - sum(self._held.values())
         if text.num_bytes > room:
             raise Busy(
@@ -118,7 +118,7 @@ class Texts:
             raise Unavailable(f"{stream.remote}: said nothing for {SILENCE_S:g} s") from None
 
     def _input(self, part: ToStage, remote: str) -> Tensor:
-        """What the stage takes: tokens [1, T], or activations [1, T, C]."""
+        """Return the stage's input: tokens [1, T], or activations [1, T, C]."""
         match part:
             case TextTokens(token_ids=token_ids) if self._engine.is_first:
                 return torch.from_numpy(np.frombuffer(token_ids, "<u4").astype(np.int64))[None]
@@ -135,7 +135,7 @@ class Texts:
         raise OutOfTurn(f"{remote}: expected {kind} of the text, got {type(part).__name__}")
 
     def _answer(self, text: Text, x: Tensor, begin: BeginText) -> FromStage:
-        """In the compute thread."""
+        """Compute the reply; runs in the compute thread."""
         output = text.read(x)
         if self._engine.is_last:
             return NextToken(token=text.next_token(output, begin.sampling))
@@ -143,10 +143,10 @@ class Texts:
 
 
 async def first_of(stream: TextStream) -> BeginText:
-    """What a call begins with.
+    """Receive the first message of a call.
 
     Raises:
-        OutOfTurn: it begins with something else.
+        OutOfTurn: The call begins with another message.
     """
     begin = await stream.receive()
     if not isinstance(begin, BeginText):

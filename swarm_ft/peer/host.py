@@ -1,7 +1,7 @@
-"""One run's stage on this peer: its weights, its buffers, and the attempt under way.
+"""The stage of a run on this peer: its weights, its buffers, and the attempt under way.
 
-Obeys the coordinator's messages one after the other. A step's gradients wait in the engine until
-its commit comes; a commit that comes twice changes nothing.
+The host handles the coordinator's messages one after the other. A step's gradients wait in the
+engine until their commit arrives; a repeated commit changes nothing.
 """
 
 from __future__ import annotations
@@ -43,17 +43,20 @@ from swarm_ft.transport.base import first_error
 logger = get_logger(__name__)
 
 PROGRESS_LINES = 10
-"""A run's steps that a peer's log tells of, about."""
+"""Approximate number of steps of a run that a peer logs."""
 
 
 class StageHost:
-    """See the module's docstring.
+    """The stage of a run on this peer; see the module.
 
     Args:
-        state: the stage, not yet loaded.
-        shard_dir: where the trained stage is written.
-        snapshots: where the run's snapshots lie; None if this peer was not told.
-        kept: those that peers keep for each other; None if this one keeps none.
+        context: Context of the run.
+        run_id: Id of the run.
+        spec: Spec of the run.
+        state: State of the stage, not loaded yet.
+        shard_dir: Directory for the trained stage.
+        snapshots: Store of the run's snapshots; None if this peer has no access to one.
+        kept: Snapshots that peers keep for each other; None if this peer keeps none.
     """
 
     def __init__(  # noqa: PLR0913 - what a stage has around it
@@ -82,30 +85,30 @@ class StageHost:
 
     @property
     def has_result(self) -> bool:
-        """Whether a trained stage lies here that nobody collected yet."""
+        """Whether a trained stage waits here for its client."""
         return self._result is not None
 
     def texts_at(self, name: ShardName) -> Texts | None:
-        """The texts that clients continue at the trained stage of this name; None: not here."""
+        """Return the texts at the trained stage of this name; None if it is not here."""
         return self._texts if name == self._result else None
 
     @property
     def buffers(self) -> BufferStore:
-        """This stage's ends of the per-sample buffers."""
+        """Buffers at this stage's ends of its boundaries."""
         return self._state.store
 
     def alive(self) -> PeerAlive:
-        """What to tell the coordinator from time to time."""
+        """Return the run's heartbeat."""
         return self._attempt.alive() if self._attempt is not None else PeerAlive(run_id=self.run_id)
 
     @property
     def timeline(self) -> Timeline:
-        """Of what this stage does when."""
+        """Recorder of this stage's spans."""
         return self._context.timeline
 
     @property
     def state_bytes(self) -> int:
-        """Of memory, without microbatches; before the stage is loaded what it is expected to be."""
+        """Bytes of the stage without microbatches; an estimate before the stage is loaded."""
         if self._state.is_loaded:
             return self._state.engine.state_bytes
         return int(self._spec.held_bytes(self._layers)) if self._layers is not None else 0
@@ -117,37 +120,37 @@ class StageHost:
 
     @property
     def held(self) -> HeldStage | None:
-        """What to tell a coordinator that does not know; None before the stage is loaded."""
+        """State to report in a hello; None before the stage is complete."""
         if self._exchange.is_behind:
             return None
         offered = self._context.offers[self._result] if self._result is not None else None
         return self._state.held(offered.chunks.file if offered else None)
 
-    # ---- what the coordinator says
+    # ---- messages of the coordinator
 
     async def assign(self, assign: Assign) -> None:
-        """Drop the present attempt and start another."""
+        """End the present attempt and start another."""
         await self.stop()
         self._layers = assign.layers_of(self._context.peer_id)
         self._clients = assign.spec.train.readers | {assign.owner}
         self._task = asyncio.create_task(self._work(assign))
 
     def take(self, take: CatchUp) -> None:
-        """The state that this assignment waits for is there to be fetched."""
+        """Start to fetch the state that this assignment waits for."""
         self._exchange.take(take)
 
     def plan(self, plan: PlanStep) -> None:
-        """Run a step of the present attempt; one of an older attempt is void."""
+        """Run a step of the present attempt; a plan of an older attempt is ignored."""
         attempt = self._attempt
         if attempt is not None and attempt.assign.attempt == plan.attempt:
             self._exchange.planned(plan)
             attempt.plan(plan)
 
     async def commit(self, commit: CommitStep) -> None:
-        """Apply the step's gradients, once. Cancelled, it still goes on to its end.
+        """Apply the step's gradients, once. A cancelled call still runs to its end.
 
         Raises:
-            OutOfTurn: the step is not the next one, or its gradients are not here.
+            OutOfTurn: The step is not the next one, or its gradients are not here.
         """
         self._context.timeline.commit_heard()
         before = self._state.committed_steps
@@ -166,19 +169,19 @@ class StageHost:
             logger.info("run %s: step %d of %d", self.run_id, done, whole)
 
     async def save(self, save: SaveStage) -> None:
-        """Put the state into the run's snapshots; only copying it keeps the next step waiting.
+        """Save the state to the run's snapshots; the next step waits only for the copy in memory.
 
         Raises:
-            OutOfTurn: nothing is loaded, or other steps are committed here.
+            OutOfTurn: Nothing is loaded, or another number of steps is committed here.
         """
         await self._exchange.save(save)
 
     async def export(self) -> None:
-        """Write the trained stage down, offer it to its client, and say so.
+        """Write the trained stage, offer it to its client, and report that.
 
         Raises:
-            OutOfTurn: nothing is loaded.
-            Unavailable: the disk does not take it (now).
+            OutOfTurn: Nothing is loaded.
+            Unavailable: The disk refuses the file (now).
         """
         name = replace(self._state.name, is_result=True)
         path = self._shard_dir / f"run-{file_stem(self.run_id)}-{name.layers}.safetensors"
@@ -193,14 +196,14 @@ class StageHost:
         self._context.say(StageExported(run_id=self.run_id, file=offered.chunks.file))
 
     async def release(self) -> None:
-        """Let go of everything."""
+        """Release the stage and delete all its files."""
         await self.stop()
         await self._exchange.close()
         await self._state.release()
         self._drop_result()
 
     def _drop_result(self) -> None:
-        """Nobody wants it any more, or another one is made."""
+        """Delete the result, which was collected or is out of date."""
         if self._texts is not None:
             self._texts.close()
             self._texts = None
@@ -209,10 +212,10 @@ class StageHost:
             self._result = None
 
     async def close(self) -> None:
-        """End the present attempt, and see that buffers are written down."""
+        """End the present attempt and flush buffers to disk."""
         await self.stop()
         await self._exchange.close()
-        await self._state.at_rest()  # a commit under way goes on to its end, and needs its threads
+        await self._state.at_rest()  # a commit under way runs to its end, and needs its threads
         await asyncio.to_thread(self._state.store.close)
 
     async def stop(self) -> None:
@@ -240,7 +243,7 @@ class StageHost:
             self._attempt = None
 
     async def _prepare(self, assign: Assign) -> None:
-        """Have the stage as of the last commit, or listen; offer it to those who have not."""
+        """Bring the stage to the last commit, or begin to catch up; offer the state to learners."""
         await self._state.at_rest()
         layers = assign.layers_of(self._context.peer_id)
         self._exchange.follow(assign, layers)

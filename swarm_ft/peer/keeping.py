@@ -1,8 +1,8 @@
-"""Snapshots of others' stages that this peer keeps: files that it cannot read, and gives on.
+"""Encrypted snapshots that this peer keeps for other stages, and cannot read.
 
-What its own stage saved lies here too. A folder has the digest of a run's name, and a file in it
-with that name. A snapshot's file name contains the step, the layers and the digest, so that a start
-finds what an earlier one left. The peer that fetches a file checks every chunk.
+Snapshots of its own stage lie here too. A folder is named by the digest of a run's name, and has a
+file with that name. A snapshot's file name contains the step, the layers and the digest, so that a
+restarted peer finds it. The peer that fetches a file checks every chunk.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ logger = get_logger(__name__)
 T = TypeVar("T")
 
 TRIES, RETRY_S = 5, 2.0
-"""Of fetching one: who has it may be told a little later to whom it goes."""
+"""Tries and waits of a fetch: the source may learn a little later that this peer may fetch."""
 _RUN_FILE = "run-id"
-"""In each folder: the name of the run, in UTF-8."""
+"""File in each folder with the name of the run, in UTF-8."""
 _FILE = re.compile(r"step-([0-9]{1,10})-layers-([0-9]{1,4})-([0-9]{1,4})-([0-9a-f]{32})\.shard")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepingPlace:
-    """What a peer lends for snapshots of others' stages, and where.
+    """The disk space that a peer lends for snapshots of other stages.
 
     Attributes:
-        directory: of this peer alone; None keeps none.
-        max_bytes: of others' stages.
-        keep_s: after so long nobody wants one any more, whatever became of its run.
+        directory: Directory of this peer alone; None keeps no snapshots.
+        max_bytes: Limit of the snapshots of other stages.
+        keep_s: Seconds after which a snapshot is deleted, even if its run was not reported as over.
     """
 
     directory: Path | None = None
@@ -68,7 +68,7 @@ class KeepingPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kept:
-    """A file that is here. Its chunks are known once it was offered, or came."""
+    """A file that is here. Its chunks are known once it was received or offered."""
 
     path: Path
     file: ShardFile
@@ -77,16 +77,16 @@ class _Kept:
 
 
 class KeptShards:
-    """See the module's docstring.
+    """Snapshots that this peer keeps; see the module.
 
     Args:
-        peer_id: this peer's name.
-        place: where it keeps them.
-        downloader: fetches them from others.
-        say: gives a message to the coordinator's stream.
+        peer_id: Id of this peer.
+        place: Directory and limits.
+        downloader: Fetches snapshots from other peers.
+        say: Sends a message to the coordinator.
 
     Attributes:
-        offers: what others may have from here.
+        offers: Snapshots that other peers may fetch here.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class KeptShards:
         self._taking: dict[ShardName, asyncio.Task[None]] = {}
         self._offering: set[asyncio.Task[None]] = set()
 
-    # ---- what is here
+    # ---- inventory
 
     def find(self, unix_s: float) -> None:
-        """Look for what an earlier start left, and delete what is of no use. Blocks.
+        """Find the snapshots of an earlier start, and delete files of no use. Blocks.
 
         Args:
-            unix_s: what time it is.
+            unix_s: The present time.
         """
         if self._place.directory is None:
             return
@@ -137,20 +137,20 @@ class KeptShards:
 
     @property
     def lent_bytes(self) -> int:
-        """For others' stages."""
+        """Bytes that this peer lends for other stages."""
         return self._place.max_bytes if self._place.directory is not None else 0
 
     @property
     def shards(self) -> tuple[KeptShard, ...]:
-        """What lies here, the newest steps first."""
+        """Snapshots that are here, the newest steps first."""
         newest = sorted(self._kept, key=lambda name: -name.step)[:MAX_KEPT_SHARDS]
         return tuple(KeptShard(name=n, digest=self._kept[n].file.digest) for n in newest)
 
     async def put(self, name: ShardName, source: Path) -> ShardFile:
-        """Take what this peer's own stage saved; it is moved here.
+        """Move a snapshot of this peer's own stage here.
 
         Raises:
-            Unavailable: the disk does not take it (now), or there is no place.
+            Unavailable: The disk refuses the file (now), or this peer keeps no snapshots.
         """
         self._putting[name.run_id] += 1
         try:
@@ -166,10 +166,10 @@ class KeptShards:
         return chunks.file
 
     async def fetch(self, name: ShardName, stage: SavedStage, folder: Path) -> Path:
-        """A saved stage as a file, checked: what is here, or in `folder`, from those who keep it.
+        """Return a saved stage as a checked file: the one kept here, or one fetched into `folder`.
 
         Raises:
-            Unavailable: nobody gives it (now).
+            Unavailable: No peer provides it (now).
         """
         own = self._kept.get(name)
         if own is not None and own.file == stage.file and await self._is_sound(name, own):
@@ -180,13 +180,13 @@ class KeptShards:
         return path
 
     def is_kept(self, path: Path) -> bool:
-        """Whether a file is one of those that are kept."""
+        """Whether a file is a kept snapshot."""
         return any(kept.path == path for kept in self._kept.values())
 
-    # ---- what the coordinator says
+    # ---- messages of the coordinator
 
     def keep(self, asked: KeepShard) -> None:
-        """Begin to fetch a stage of others; says so once it is here, or why it is not to be had."""
+        """Begin to fetch a stage of others, and report the success or the failure."""
         name, shard = asked.name, KeptShard(name=asked.name, digest=asked.file.digest)
         have = self._kept.get(name)
         if have is not None and have.file == asked.file:
@@ -198,7 +198,7 @@ class KeptShards:
         task.add_done_callback(lambda done: self._taken(name, done))
 
     def give(self, given: GiveShard) -> None:
-        """Offer a stage to these too."""
+        """Offer a snapshot to more peers."""
         name = given.name
         self._takers[name] = self._takers.get(name, frozenset()) | frozenset(given.takers)
         task = asyncio.create_task(self._offer(name))
@@ -206,14 +206,14 @@ class KeptShards:
         task.add_done_callback(self._offering.discard)
 
     async def drop(self, dropped: DropShards) -> None:
-        """Delete a run's snapshots but those of these steps; what is being fetched is new."""
+        """Delete a run's snapshots except those of some steps; transfers under way continue."""
         for name in [n for n in self._kept if n.run_id == dropped.run_id]:
             if name.step not in dropped.but:
                 await self._delete(name)
         self._remove_if_empty(dropped.run_id)
 
     async def forget(self, run_id: RunId) -> None:
-        """Delete all that is here of a run."""
+        """Delete all files of a run."""
         for name in [name for name in self._taking if name.run_id == run_id]:
             self._taking[name].cancel()
         await self.drop(DropShards(run_id=run_id, but=()))
@@ -221,7 +221,7 @@ class KeptShards:
             await asyncio.to_thread(shutil.rmtree, self._folder(run_id), ignore_errors=True)
 
     async def close(self) -> None:
-        """Fetch and offer nothing any more; what is here stays."""
+        """Cancel all transfers and offers; files stay."""
         ending = (*self._taking.values(), *self._offering)
         for task in ending:
             task.cancel()
@@ -271,7 +271,7 @@ class KeptShards:
             self.offers[name] = OfferedShard(path=kept.path, chunks=kept.chunks, readers=readers)
 
     async def _is_sound(self, name: ShardName, kept: _Kept) -> bool:
-        """Whether it is what its name says, once read; who keeps it no more says so."""
+        """Whether a file has the content of its name; otherwise delete and report it."""
         if kept.chunks is not None:
             return True
         try:
@@ -281,7 +281,7 @@ class KeptShards:
         else:
             words = "" if chunks.file == kept.file else "its bytes have changed"
         if self._kept.get(name) is not kept:
-            return False  # another one came, or it went, meanwhile
+            return False  # the file was replaced or deleted meanwhile
         if words:
             await self._delete(name)
             shard = KeptShard(name=name, digest=kept.file.digest)
@@ -291,7 +291,7 @@ class KeptShards:
         return True
 
     def _have(self, name: ShardName, kept: _Kept) -> None:
-        """One of a name is here: that which came last, as its step was done again."""
+        """Register a file in place of one with the same name: its step was trained again."""
         before = self._kept.get(name)
         if before is not None and before.path != kept.path:
             before.path.unlink(missing_ok=True)
@@ -306,7 +306,7 @@ class KeptShards:
             await asyncio.to_thread(kept.path.unlink, missing_ok=True)
 
     def _remove_if_empty(self, run_id: RunId) -> None:
-        """Delete a run's folder, which names the run, unless a file is in it or may come."""
+        """Delete a run's folder, with the run's name, if no snapshot is there or expected."""
         names = (*self._kept, *self._taking)
         is_used = run_id in self._putting or any(name.run_id == run_id for name in names)
         if self._place.directory is None or is_used:
@@ -344,9 +344,9 @@ def _move(source: Path, path: Path) -> None:
 
 
 def _run_of(folder: Path) -> RunId | None:
-    """Return the run whose snapshots a folder contains; None if nothing tells it.
+    """Return the run of a folder; None if it has none.
 
-    The folders of earlier versions have no file that names the run; they have its quoted name.
+    Folders of earlier versions have no file with the run's name; they have its quoted name.
     """
     if folder.name.startswith("run-"):
         run_id = unquote(folder.name.removeprefix("run-"))

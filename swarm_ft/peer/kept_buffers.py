@@ -1,7 +1,6 @@
-"""Where a peer keeps buffers, and what an attempt does about them beside training.
+"""Buffers of a peer: where they lie, and an attempt's prefetching and reports.
 
-It reads them ahead, and tells what is here. None of it can fail the attempt: what is not there in
-time costs a key frame.
+Nothing here can fail the attempt: a buffer that is not there in time costs a key frame.
 """
 
 from __future__ import annotations
@@ -32,19 +31,20 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import VisitOrder, step_samples
 from swarm_ft.sealing import Sealer
 
-# ---- where a peer keeps its buffers, and how much it lends for them
+# ---- where a peer stores its buffers, and how much space it lends
 
 logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BufferPlace:
-    """See the module's docstring.
+    """The memory and disk space that a peer lends for buffers.
 
     Attributes:
-        limits: of memory and disk.
-        directory: of this peer alone; None keeps nothing on disk.
-        keep_s: after so long without a write a run's buffers go, whatever became of the run.
+        limits: Limits of memory and disk.
+        directory: Directory of this peer alone; None: memory only.
+        keep_s: Seconds without a write after which a run's buffers are deleted, even if the run was
+            not reported as over.
     """
 
     limits: BufferLimits = field(default_factory=BufferLimits)
@@ -52,13 +52,14 @@ class BufferPlace:
     keep_s: float = 7 * 86400.0
 
     def open(self, run_id: RunId, spec: RunSpec, sealer: Sealer | None = None) -> BufferStore:
-        """A run's buffers, with what is left of them from an earlier start. Blocks.
+        """Open a run's buffers, with those of an earlier start. Blocks.
 
-        Where the directory cannot be used they are in memory only: that costs key frames at most.
+        If the directory cannot be used, buffers are in memory only; that costs key frames at most.
 
         Args:
-            run_id, spec: of the run.
-            sealer: encrypts them on disk; None leaves them as they are.
+            run_id: Id of the run.
+            spec: Spec of the run.
+            sealer: Encrypts buffers on disk; None stores them in plain.
         """
         try:
             return self._opened(run_id, spec, sealer, self.directory)
@@ -78,13 +79,13 @@ class BufferPlace:
             visits=VisitOrder(spec.train),
         )
 
-    # ---- other people's data go when they are of no use any more
+    # ---- deletion of other people's data once they are of no use
 
     def delete_old(self, unix_s: float) -> None:
-        """Delete the buffers of runs of which nothing was written for too long. Blocks.
+        """Delete the buffers of runs that had no write for `keep_s`. Blocks.
 
         Args:
-            unix_s: what time it is.
+            unix_s: The present time.
         """
         if self.directory is not None:
             with suppress(OSError):
@@ -92,14 +93,14 @@ class BufferPlace:
                     _delete(folder, f"nothing was written for {self.keep_s / 86400:g} days")
 
     def runs(self) -> frozenset[RunId]:
-        """Return the runs whose buffers are on the disk and whose names may be sent. Blocks."""
+        """Return the runs whose buffers are on disk and whose names may be sent. Blocks."""
         with suppress(OSError):
             found = runs_in(self.directory).values() if self.directory else ()
             return frozenset(run_id for run_id in found if Name().refusal(run_id) is None)
         return frozenset()
 
     def delete(self, run_id: RunId) -> None:
-        """Delete a run's buffers, if any are on the disk; nobody has them open. Blocks."""
+        """Delete a run's buffers on disk; no process may have them open. Blocks."""
         if self.directory is not None:
             with suppress(OSError):
                 for folder, run in runs_in(self.directory).items():
@@ -112,18 +113,19 @@ def _delete(folder: Path, why: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-# ---- an attempt's part: which buffers the stage keeps, what is read ahead, what others are told
+# ---- an attempt's buffers: which ones the stage has, prefetching, reports
 
 _KeptEnd = tuple[BlockIndex, End]
-"""One of the buffers that this peer keeps of every sample."""
+"""A boundary and the kind of record that this peer stores there for every sample."""
 
 
 class AttemptBuffers:
-    """See the module's docstring.
+    """The buffers of one attempt; see the module.
 
     Args:
-        state: the stage, with the store.
-        layers: of the stage.
+        assign: Assignment of the attempt.
+        state: State of the stage, with the store.
+        layers: Layers of the stage.
     """
 
     def __init__(self, assign: Assign, state: StageState, layers: LayerRange) -> None:
@@ -133,9 +135,10 @@ class AttemptBuffers:
         self._own = tuple(_own_ends(assign.spec, layers))
 
     def begin(self) -> tuple[HeldBuffers, ...]:
-        """All are connected: what is here, as the next step finds it.
+        """Return the buffers that are here, at the start of the next step.
 
-        Of each boundary these are the samples of which all that neighbours have too is here.
+        For each boundary these are the samples of which all records are here that neighbours have
+        too.
         """
         self._state.store.resume_at(StepNumber(self._assign.committed_steps))
         return tuple(
@@ -146,14 +149,15 @@ class AttemptBuffers:
     def planned(
         self, step: StepNumber, *, here: Iterable[Microbatch], elsewhere: Iterable[Microbatch]
     ) -> None:
-        """A step begins: have its buffers in memory soon, and those of the next one after them.
+        """Prefetch the buffers of a step, and then those of the next one.
 
-        Which of the next step's samples pass here is not known yet; mostly those that did before.
+        The route of the next step's samples is not known yet; most pass the same replicas again.
 
         Args:
-            step: its number.
-            here: microbatches that pass this peer.
-            elsewhere: that pass other replicas; what is here of them is out of date by its commit.
+            step: Number of the step.
+            here: Microbatches that pass this peer.
+            elsewhere: Microbatches that pass other replicas; the commit makes their buffers out of
+                date.
         """
         store, train = self._state.store, self._assign.spec.train
         self._state.elsewhere = tuple(self._keys(_samples_of(elsewhere)))
@@ -163,13 +167,13 @@ class AttemptBuffers:
             store.prefetch(self._keys(step_samples(train, following)))
 
     def take_counts(self) -> tuple[BufferCounts, ...]:
-        """What is kept at each boundary, residuals included, and what happened since last."""
+        """Return counts by boundary, residuals included; events since the last call."""
         stats = self._state.store.take_stats()
         boundaries = _boundaries((*self._shared, *self._own))
         return tuple(stats[boundary] for boundary in boundaries if boundary in stats)
 
     def take_lost(self) -> tuple[HeldBuffers, ...]:
-        """Samples of which something shared was lost since the last call, by boundary."""
+        """Return the samples that lost a shared record since the last call, by boundary."""
         lost: dict[BlockIndex, set[SampleId]] = {}
         for key in self._state.store.take_lost():
             if (key.boundary, key.end) in self._shared:
@@ -180,7 +184,7 @@ class AttemptBuffers:
         )
 
     def _keys(self, samples: Iterable[SampleId]) -> Iterator[BufferKey]:
-        """Names of all that these samples may have here, sample after sample."""
+        """Yield the keys of all records that these samples may have here, sample after sample."""
         for sample in samples:
             for boundary, end in (*self._shared, *self._own):
                 yield BufferKey(self._assign.run_id, boundary, end, sample)
@@ -195,7 +199,7 @@ def _boundaries(ends: Iterable[_KeptEnd]) -> list[BlockIndex]:
 
 
 def _shared_ends(spec: RunSpec, layers: LayerRange) -> Iterator[_KeptEnd]:
-    """What the coordinator is told of: constants, and what neighbours have with the same bytes."""
+    """Yield the records to report: cached inputs, and those that a neighbour has too."""
     if spec.keeps_input(layers):
         yield BlockIndex(layers.start), End.RECEIVED
     for direction in Direction:

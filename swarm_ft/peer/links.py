@@ -1,11 +1,12 @@
-"""The link to another peer: one stream for all that the two do with each other in a run.
+"""Links to other peers: one stream for all messages that two peers exchange in a run.
 
-`protocol.machines.link` decides which channels are connected; this shell moves messages between
-the stream and the ends of the channels; `protocol.machines.link_meter` measures meanwhile how fast
-that is. Of two peers the one whose name sorts first dials, for as
-long as an attempt here has a use for the other; of several streams the newest stays. A stream that
-breaks comes back under the attempt, and one that stands is there for the next attempt at once. Two
-that work for several runs have a link for each: what one run sends never stands before another's.
+`protocol.machines.link` decides which channels are connected. This module moves messages between
+the stream and the ends of the channels; `protocol.machines.link_meter` measures its speed.
+
+The peer whose id sorts first dials, as long as an attempt uses the link. Of several streams the
+newest stays. A broken stream is reopened under the attempt, and an open stream serves the next
+attempt at once. Two peers that share several runs have one link for each run, so that messages of
+one run never delay those of another.
 """
 
 from __future__ import annotations
@@ -62,22 +63,27 @@ from swarm_ft.transport.rules import check_name
 logger = get_logger(__name__)
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
-"""Between calls of a peer that does not answer."""
+"""Seconds between calls of a peer that does not answer."""
 MAX_BROKEN_STREAMS = 3
-"""A peer that breaks the protocol again and again fails the attempt, with its error."""
+"""Protocol errors after which a peer fails the attempt."""
 UNREACHABLE_AFTER_S = 30.0
-"""A peer that cannot be reached for so long fails the attempt; the coordinator tells why."""
+"""Seconds after which an unreachable peer fails the attempt; the coordinator reports the reason."""
 GREETING_S = 30.0
-"""How long a peer that was reached may take to say who it is."""
+"""Seconds within which a connected peer has to send its hello."""
 UNNAMED_S = 5.0
-"""How long a stream stands that nobody here has a use for, to a peer that the present assignment
-does not name: who was told of an attempt sooner waits on it for this peer to hear of it, and may
-call again. A member that no assignment names is gone by then."""
+"""Seconds for which an unused stream stays open, if the present assignment does not name its peer.
+
+A peer that received its assignment earlier waits on such a stream for this peer to receive it too,
+and may call again. A stream of a member that no assignment names is closed by then.
+"""
 MAX_IDLE_LINKS = 64
-"""To peers that nobody here has a use for (yet), and that the present assignment does not name."""
+"""Links to peers that no attempt here uses and that the present assignment does not name."""
 MAX_ANSWERS = 2 * WINDOW_FRAMES + 8 * WINDOW_PIECES
-"""Acknowledgements and the like that wait to be sent: two for each message that the other side may
-have on its way. More means that it sends, and does not read what it is answered."""
+"""Acknowledgements and other replies in the queue.
+
+Two replies fit for each message that the other side may have on its way. More replies mean that the
+other side sends, but does not read.
+"""
 
 Hello = TypeVar("Hello", bound=ChannelHello)
 Message = TypeVar("Message", bound=ChannelMessage, contravariant=True)
@@ -86,10 +92,10 @@ Send = Callable[[ChannelMessage], Awaitable[None]]
 
 
 class Backoff:
-    """Waits between tries: each about twice as long as the last, and no two callers in step.
+    """Random waits between tries: each is about twice as long as the last, and callers spread out.
 
-    A wait is drawn from the upper half of what it may be at most ("equal jitter": M. Brooker,
-    Exponential Backoff And Jitter, 2015).
+    A wait is drawn from the upper half of its range ("equal jitter": M. Brooker, Exponential
+    Backoff And Jitter, 2015).
     """
 
     def __init__(self, rng: Random, *, min_s: float, max_s: float) -> None:
@@ -98,60 +104,60 @@ class Backoff:
         self._next_s = min_s
 
     def reset(self) -> None:
-        """A try succeeded."""
+        """Start again at the shortest wait, after a success."""
         self._next_s = self._min_s
 
     def draw_s(self) -> float:
-        """How long to wait before the next try, in seconds."""
+        """Return the seconds to wait before the next try."""
         at_most_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
         return self._rng.uniform(at_most_s / 2, at_most_s)
 
 
 class ChannelEnd(Protocol[Hello, Message]):
-    """What is connected to its counterpart at another peer, for one attempt."""
+    """An end of a channel, connected to its counterpart at another peer for one attempt."""
 
     @property
     def hello(self) -> Hello:
-        """What to say first, as of now."""
+        """Hello of this end, as of now."""
         ...
 
     def connected(self, hello: Hello) -> None:
-        """The other side is there: it takes what is said from now on.
+        """Connect to the other end, which receives messages from now on.
 
         Raises:
-            RunMismatch: by its hello, it works by another RunSpec.
-            OutOfTurn: it is not whom this end is for.
+            RunMismatch: The other end has another RunSpec.
+            OutOfTurn: The hello is not of the expected counterpart.
         """
         ...
 
     def disconnected(self) -> None:
-        """It is gone, or not there any more for this attempt; what was said may be lost."""
+        """Disconnect: the other end is gone, or has left this attempt; messages may be lost."""
         ...
 
     def receive(self, message: Message) -> None:
-        """It said this.
+        """Handle a message of the other end.
 
         Raises:
-            SwarmError: it must not; the stream is dropped.
+            SwarmError: The message is not allowed; the stream is dropped.
         """
         ...
 
     async def write(self, message: Message, send: Send) -> None:
-        """Send a message that this end gave the channel; its turn has come."""
+        """Send a queued message of this end, whose turn has come."""
         ...
 
 
 End = ChannelEnd[Any, Any]
-"""Its types are those of the messages of its kind."""
+"""A channel end of any kind of channel; the kind determines the types of its messages."""
 
 
 class LinkChannel:
-    """The way from one end to its counterpart, over the link to that peer.
+    """A channel from one end to its counterpart, over the link to that peer.
 
     Args:
-        links: of this peer.
-        peer_id: where the counterpart is.
-        endpoint: its address, as the coordinator told it; empty if it did not.
+        links: Links of this peer.
+        peer_id: Peer of the counterpart.
+        endpoint: Address of that peer, from the coordinator; empty if unknown.
     """
 
     def __init__(self, links: Links, peer_id: PeerId, endpoint: str) -> None:
@@ -162,16 +168,16 @@ class LinkChannel:
 
     @property
     def is_relayed(self) -> bool:
-        """Whether what is said goes over a relay, now."""
+        """Whether messages pass a relay at present."""
         return self._links.is_relayed(self.peer_id)
 
     async def attend(self, end: End) -> None:
         """Keep `end` connected until cancelled.
 
         Raises:
-            Unavailable: the peer works by another RunSpec or speaks another version, or could not
-                be reached for UNREACHABLE_AFTER_S.
-            ProtocolError: its streams were broken off too often.
+            Unavailable: The peer has another RunSpec or protocol version, or was unreachable for
+                UNREACHABLE_AFTER_S.
+            ProtocolError: The peer broke the protocol too often.
         """
         self._link = self._links.link_to(self.peer_id, end.hello.run_id)
         try:
@@ -180,23 +186,23 @@ class LinkChannel:
             self._link = None
 
     def say(self, message: ChannelMessage) -> None:
-        """Send soon, acknowledgements first; lost if the channel is not connected."""
+        """Queue a message, acknowledgements first; it is lost if the channel is not connected."""
         if self._link is not None:
             self._link.say(message)
 
     def break_off(self, error: SwarmError) -> None:
-        """End the present stream, if there is one, for what the other side said on it."""
+        """End the present stream, if any, because of a message on it."""
         if self._link is not None:
             self._link.break_off(error)
 
 
 class PeerLink:
-    """See the module's docstring. Made in a running event loop.
+    """The link to one peer for one run; see the module. Create it in a running event loop.
 
     Args:
-        links: of this peer, told when a stream has ended, or an attempt's use for it.
-        peer_id: the other's name.
-        run_id: what it is for.
+        links: Links of this peer, which are notified when a stream or its use ends.
+        peer_id: Id of the other peer.
+        run_id: Run of the link.
     """
 
     def __init__(self, links: Links, peer_id: PeerId, run_id: RunId) -> None:
@@ -221,22 +227,22 @@ class PeerLink:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody here has a use for it."""
+        """Whether no attempt here uses the link."""
         return not self._ends
 
     @property
     def is_up(self) -> bool:
-        """Whether a stream stands, or is about to."""
+        """Whether a stream is open, or opening."""
         return self._num_streams > 0
 
     @property
     def speed(self) -> LinkSpeed:
-        """What was measured of it."""
+        """Measured speed of the link."""
         return self._meter.speed
 
     @property
     def quiet(self) -> asyncio.Event:
-        """Set while no frames or pieces wait to be sent, or are being sent."""
+        """Event that is set while no frames or pieces wait or are being written."""
         return self._outgoing.quiet
 
     @property
@@ -253,7 +259,7 @@ class PeerLink:
     # ---- channels
 
     async def attend(self, end: End, endpoint: str) -> None:
-        """See `LinkChannel.attend`."""
+        """Keep an end connected until cancelled; see `LinkChannel.attend`."""
         kind = kind_of(end.hello)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ends[kind], self._attempts[kind] = end, failed
@@ -280,15 +286,15 @@ class PeerLink:
             self._unused.set()
 
     def say(self, message: ChannelMessage) -> None:
-        """See `LinkChannel.say`."""
+        """Queue a message; see `LinkChannel.say`."""
         if not self._machine.is_connected(kind_of(message)):
-            return  # the hellos of the next stream or attempt make up for it
+            return  # the hellos of the next stream or attempt carry the state that it would have
         self._outgoing.put(message)
         if self._outgoing.num_answers > MAX_ANSWERS:
-            self.break_off(OutOfTurn("the peer sends, but does not read what it is answered"))
+            self.break_off(OutOfTurn("the peer sends messages, but does not read the replies"))
 
     def break_off(self, error: SwarmError) -> None:
-        """End the present stream, if there is one."""
+        """End the present stream, if any."""
         if self._break is not None and not self._break.done():
             self._break.set_exception(error)
 
@@ -307,7 +313,7 @@ class PeerLink:
                     end.receive(message)
 
     def _connect(self, end: End, hello: ChannelHello) -> None:
-        # Not raised: an attempt that begins here must not fail for what came in before.
+        # Errors are not raised here: a new attempt must not fail for messages of an earlier one.
         try:
             if hello.peer_id != self._peer_id:
                 raise OutOfTurn(f"expected a hello of {self._peer_id}, got one of {hello.peer_id}")
@@ -318,7 +324,7 @@ class PeerLink:
     # ---- dialling
 
     async def _dial(self, endpoint: str) -> None:
-        """See that a stream stands, until cancelled."""
+        """Keep a stream open until cancelled."""
         async with self._one_dials:
             if self._dialled is not None and self._dialled[0] != endpoint:
                 self.break_off(Unavailable(f"peer {self._peer_id} is at {endpoint} now"))
@@ -333,13 +339,13 @@ class PeerLink:
                     await self._dial_once(endpoint)
                     failing_since_s = None
                     backoff.reset()
-                except SwarmError as error:  # whatever ails the peer, it may get over it
+                except SwarmError as error:  # any error of the other peer may pass
                     failing_since_s = self._failing_since_s(failing_since_s, error)
                     await asyncio.sleep(backoff.draw_s())
 
     async def _dial_once(self, endpoint: str) -> None:
         if not endpoint:
-            raise Unavailable("the coordinator did not say where it is")
+            raise Unavailable("the coordinator sent no address for it")
         channel = self._links.transport.connect(endpoint, self._peer_id)
         try:
             stream: LinkStream = channel.open(LINK)
@@ -357,7 +363,7 @@ class PeerLink:
     def _failing_since_s(self, since_s: float | None, error: SwarmError) -> float:
         logger.debug("peer %s: %s", self._peer_id, error.message)
         if isinstance(error, RunMismatch | VersionMismatch):
-            # This side was checked against the coordinator, so the fault lies there.
+            # This peer's spec was checked against the coordinator's, so the other peer is at fault.
             raise Unavailable(f"peer {self._peer_id}: {error.message}") from error
         now_s = self._links.clock.now_s()
         if since_s is not None and now_s - since_s >= UNREACHABLE_AFTER_S:
@@ -380,10 +386,10 @@ class PeerLink:
     # ---- streams
 
     async def answer(self, stream: LinkStream) -> None:
-        """Work on a stream that the other side opened, until it ends; ends an older one.
+        """Serve a stream that the other side opened, until it ends; end an older one.
 
         Raises:
-            SwarmError: why it ended.
+            SwarmError: The reason for the end.
         """
         self._num_streams += 1
         try:
@@ -408,12 +414,12 @@ class PeerLink:
                 raise
 
     async def ended(self) -> None:
-        """Wait for the end of what this side dialled."""
+        """Wait for the end of the stream that this side dialled."""
         if self._dialled is not None:
             await asyncio.wait({self._dialled[1]})
 
     async def _work(self, stream: LinkStream) -> None:
-        self._links.check_open()  # it may have come between the hello and here
+        self._links.check_open()  # `close` may have been called since the hello
         self._break = asyncio.get_running_loop().create_future()
         self._outgoing.clear()
         try:
@@ -467,7 +473,7 @@ class PeerLink:
             self._outgoing.mark(ping)
 
     async def _look(self) -> None:
-        """Wake the meter while nothing is said."""
+        """Let the meter probe while no messages are exchanged."""
         while True:
             await asyncio.sleep(QUIET_S)
             self._mark(self._meter.look(self._now_s()))
@@ -476,7 +482,7 @@ class PeerLink:
         return self._links.clock.now_s()
 
     async def _expected(self) -> None:
-        """Until what this peer sends is wanted: a message may be as large as a frame."""
+        """Wait until this run expects messages of the peer; one may be as large as a frame."""
         if not self._links.names(self._peer_id, self._run_id):
             await self._used.wait()
 
@@ -498,8 +504,9 @@ class PeerLink:
         logger.warning("peer %s: %s", self._peer_id, error.message)
         self._broken_streams += 1
         if self._broken_streams >= MAX_BROKEN_STREAMS:
-            # In our own words: an error that the other side sent must not pass for one of ours.
-            text = f"{self._broken_streams} streams were broken off, at last by "
+            # The message is composed here: an error that the other side sent must not pass for one
+            # of ours.
+            text = f"{self._broken_streams} streams failed, the last with "
             self._fail(ProtocolError(f"peer {self._peer_id}: {text}{error.code}: {error.message}"))
 
     def _fail(self, error: Exception) -> None:
@@ -509,14 +516,14 @@ class PeerLink:
 
 
 class _Outgoing:
-    """What waits to be written: marks, hellos and answers, then the rest, each in order.
+    """Queues of a link: marks, then hellos and replies, then bulk messages, each in order.
 
-    A hello goes before whatever is said after it, since that waits behind it or among the rest. How
-    much there is of the rest is bounded by the windows of those who put it here; of marks there are
-    a ping and a pong at most.
+    A hello precedes the messages that depend on it, which queue behind it or among the bulk
+    messages. The windows of the senders bound the bulk messages; there are at most one ping and one
+    pong.
 
     Attributes:
-        quiet: set while nothing of the rest waits, or is being written.
+        quiet: Event that is set while no bulk message waits or is being written.
     """
 
     def __init__(self) -> None:
@@ -529,12 +536,12 @@ class _Outgoing:
 
     @property
     def num_answers(self) -> int:
-        """That wait."""
+        """Number of replies in the queue."""
         return len(self._answers)
 
     @property
     def has_pong(self) -> bool:
-        """Whether one waits."""
+        """Whether a pong waits."""
         return any(isinstance(mark, LinkPong) for mark in self._marks)
 
     @property
@@ -544,16 +551,16 @@ class _Outgoing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether no message waits."""
         return not (self._marks or self._answers or self._rest)
 
     def mark(self, mark: LinkMark) -> None:
-        """Have this sent next."""
+        """Queue a mark before all other messages."""
         self._marks.append(mark)
         self._changed.set()
 
     def put(self, message: ChannelMessage) -> None:
-        """Have this sent."""
+        """Queue a message."""
         is_rest = isinstance(message, Frame | GradientPiece | SharedBasis)
         (self._rest if is_rest else self._answers).append(message)
         if is_rest:
@@ -561,24 +568,24 @@ class _Outgoing:
         self._changed.set()
 
     async def filled(self) -> None:
-        """Wait for something to be sent."""
+        """Wait for a message."""
         while self.is_empty:
             self._changed.clear()
             await self._changed.wait()
 
     def pop(self) -> ChannelMessage | LinkMark:
-        """What is to be sent next; something waits."""
+        """Remove and return the next message; the queue is not empty."""
         if self._marks:
             return self._marks.popleft()
         return (self._answers or self._rest).popleft()
 
     def written(self) -> None:
-        """What was popped last is on its way, or will never be."""
+        """Register that the popped message was sent or dropped."""
         if not self._rest:
             self.quiet.set()
 
     def forget(self, kind: ChannelKind, *, but_hello: bool = False) -> None:
-        """Drop what goes over this channel."""
+        """Drop all messages of a channel."""
         self._answers = deque(
             message
             for message in self._answers
@@ -589,7 +596,7 @@ class _Outgoing:
         self.written()
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all messages."""
         self._marks.clear()
         self._answers.clear()
         self._rest.clear()
@@ -597,14 +604,14 @@ class _Outgoing:
 
 
 class Links:
-    """All links of one peer, by whom they join it to, and for which run; they outlive attempts.
+    """The links of a peer, by other peer and run. They outlive attempts.
 
     Args:
-        own: this peer's name.
-        transport: carries the streams.
-        clock: tells how long a peer could not be reached.
-        rng: so that not all peers call in step.
-        is_relayed: tells whether the stream to a peer goes over a relay.
+        own: Id of this peer.
+        transport: Transport of the streams.
+        clock: Clock that measures how long a peer is unreachable.
+        rng: Source of the waits between calls, so that peers do not call at the same time.
+        is_relayed: Returns whether the stream to a peer passes a relay.
     """
 
     def __init__(
@@ -626,34 +633,34 @@ class Links:
         self._is_closed = False
 
     def name(self, run_id: RunId, peers: Iterable[PeerId]) -> None:
-        """The coordinator's present assignment of the run names these, and no others."""
+        """Set the peers that the coordinator's present assignment of a run names."""
         self._named[run_id] = frozenset(peers)
         self._named = {run: names for run, names in self._named.items() if names}
 
     @property
     def speeds(self) -> dict[PeerId, LinkSpeed]:
-        """What was measured of links: of the slowest, and if there is room of those never full."""
+        """Measured speeds by peer: the slowest links, then those that were never saturated."""
         known = [(peer, link.speed) for (peer, _), link in self._links.items()]
-        known.sort(key=lambda one: one[1].bytes_per_s)  # of several to a peer the fastest counts
+        known.sort(key=lambda one: one[1].bytes_per_s)  # the fastest of several links counts
         fastest = {peer: speed for peer, speed in known if speed != LinkSpeed()}
         measured = sorted(fastest.items(), key=lambda one: one[1].bytes_per_s or math.inf)
         return dict(measured[:MAX_MEASURED_LINKS])
 
     async def quiet(self) -> None:
-        """Wait until no frames or pieces wait for any link."""
+        """Wait until no frames or pieces wait on any link."""
         while busy := [link.quiet for link in self._links.values() if not link.quiet.is_set()]:
             await busy[0].wait()
 
     def names(self, peer_id: PeerId, run_id: RunId) -> bool:
-        """Whether that assignment names this peer."""
+        """Whether the present assignment of a run names a peer."""
         return peer_id in self._named.get(run_id, ())
 
     def channel(self, peer_id: PeerId, endpoint: str) -> LinkChannel:
-        """A way to a peer, for one end of an attempt."""
+        """Return a channel to a peer, for one end of an attempt."""
         return LinkChannel(self, peer_id, endpoint)
 
     def link_to(self, peer_id: PeerId, run_id: RunId) -> PeerLink:
-        """The link to a peer for a run, which may have to be dialled."""
+        """Return the link to a peer for a run, created if necessary."""
         if (peer_id, run_id) not in self._links:
             self._links[peer_id, run_id] = PeerLink(self, peer_id, run_id)
         return self._links[peer_id, run_id]
@@ -661,12 +668,13 @@ class Links:
     async def answer(self, stream: LinkStream) -> None:
         """Serve a call of another peer, for `Transport.serve`.
 
-        It may have heard of an attempt before this peer did, and is then kept waiting.
+        The caller may have received its assignment earlier than this peer, and waits then.
 
         Raises:
-            OutOfTurn: its first message is no hello, or it is not for this peer, or not to call.
-            Unavailable: this peer leaves, or has too many callers already.
-            SwarmError: why the stream ended.
+            OutOfTurn: The first message is no hello, is for another peer, or its sender may not
+                dial.
+            Unavailable: This peer is leaving, or has too many callers.
+            SwarmError: The reason why the stream ended.
         """
         hello = await heard_hello(stream)
         if hello.to != self.own:
@@ -681,22 +689,22 @@ class Links:
         """Refuse new streams once this peer leaves.
 
         Raises:
-            Unavailable: it does.
+            Unavailable: This peer leaves.
         """
         if self._is_closed:
             raise Unavailable(f"peer {self.own} leaves")
 
     def check_named(self, peer_id: PeerId, run_id: RunId) -> None:
-        """Refuse to wait longer for a peer with which nobody here has an attempt.
+        """Refuse to wait longer for a peer that no attempt here uses.
 
         Raises:
-            Unavailable: the present assignment does not name it.
+            Unavailable: The present assignment does not name the peer.
         """
         if not self.names(peer_id, run_id):
             raise Unavailable(f"no assignment of peer {self.own} names peer {peer_id}")
 
     async def close(self) -> None:
-        """End all streams, and take no more."""
+        """End all streams, and refuse new ones."""
         self._is_closed = True
         links = tuple(self._links.values())
         for link in links:
@@ -705,7 +713,7 @@ class Links:
             await link.ended()
 
     def tidy(self, peer_id: PeerId, run_id: RunId) -> None:
-        """Forget the link to a peer that nobody here has a use for, if no stream stands."""
+        """Remove an unused link without a stream."""
         link = self._links.get((peer_id, run_id))
         if link is not None and link.is_idle and not link.is_up:
             del self._links[peer_id, run_id]
@@ -716,22 +724,22 @@ class Links:
             link.is_idle for which, link in self._links.items() if not self.names(*which)
         )
         if not is_known and num_idle >= MAX_IDLE_LINKS:
-            raise Unavailable(f"peer {self.own} has {num_idle} callers that it does not know")
+            raise Unavailable(f"peer {self.own} has {num_idle} unknown callers; try again later")
 
 
 async def heard_hello(stream: LinkStream) -> LinkHello:
-    """The other side's first message.
+    """Receive the other side's first message.
 
     Raises:
-        OutOfTurn: it is something else.
-        NotAllowed: the caller's certificate is of another peer.
-        Unavailable: it says nothing for GREETING_S.
+        OutOfTurn: The message is no hello.
+        NotAllowed: The caller's certificate is of another peer.
+        Unavailable: No message came for GREETING_S.
     """
     try:
         async with asyncio.timeout(GREETING_S):
             hello = await stream.receive()
     except TimeoutError:
-        raise Unavailable(f"{stream.remote} did not greet within {GREETING_S:g} s") from None
+        raise Unavailable(f"{stream.remote} sent no hello within {GREETING_S:g} s") from None
     if not isinstance(hello, LinkHello):
         raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
     check_name(stream.caller, hello.peer_id)

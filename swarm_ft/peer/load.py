@@ -1,8 +1,8 @@
-"""How much there is to do for this machine's processors, and what of it is this process's own.
+"""The load of this machine's processors, and the share of this process in it.
 
-The kernel's count of threads that run or wait for a processor says how long one of them waits; the
-share of time that processors are busy does not. Threads of niced processes give way to others,
-so they count by the weight that Linux gives them.
+The kernel's count of threads that run or wait for a processor determines how long one of them
+waits; the share of busy time does not. Threads of niced processes give way to others, so they count
+by the weight that Linux gives them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from swarm_ft.protocol.messages.capacity import Machine
 LOADAVG, STAT, TASKS = Path("/proc/loadavg"), Path("/proc/stat"), Path("/proc/self/task")
 SAMPLE_S = 0.5
 MEMORY_S = 5.0
-"""Older samples weigh less by e."""
+"""Seconds after which a sample weighs less by a factor of e."""
 TELL_S = 3.0
-"""From one report to the next, at least."""
+"""Seconds between two reports, at least."""
 NEWS = 0.15
-"""By which a value has to differ from the one that was reported."""
+"""Change of a value that is worth a report."""
 NICED_WEIGHT = 0.11
-"""Of a thread at niceness 10, to one at 0 (sched_prio_to_weight of Linux: 110 of 1024)."""
+"""Weight of a thread at niceness 10, from Linux's sched_prio_to_weight: 110 of 1024."""
 
 
 class LoadMeter:
-    """Averages of the last seconds.
+    """Averages of the load over the last seconds.
 
     Args:
-        threads: with which this process computes: all is in units of such peers.
+        threads: Compute threads of this process; loads are in units of this many threads.
     """
 
     def __init__(self, threads: int) -> None:
@@ -44,7 +44,7 @@ class LoadMeter:
         self._before = _Sample.taken()
 
     def sample(self) -> None:
-        """Look at the machine."""
+        """Add a sample of the present load."""
         before, now = self._before, _Sample.taken()
         self._before, passed_s = now, max(1e-3, now.at_s - before.at_s)
         weight = 1 - math.exp(-passed_s / MEMORY_S)
@@ -63,7 +63,7 @@ class LoadMeter:
         self._means = demand, busy, uses, waits
 
     def news(self, machine: Machine) -> Machine | None:
-        """Return the machine with its load, if that is worth a report."""
+        """Return the machine with its load, if the load changed enough for a report; else None."""
         told = self._told.demand, self._told.busy, self._told.uses, self._told.waits
         apart = max(abs(new - old) for new, old in zip(self._means, told, strict=True))
         if not apart >= NEWS or time.monotonic() - self._told_s < TELL_S:
@@ -75,15 +75,15 @@ class LoadMeter:
 
 
 class _Sample(NamedTuple):
-    """What the kernel counts.
+    """The kernel's counters at one moment.
 
     Attributes:
-        at_s: when.
-        runnable: threads of all programs that run or wait for a processor.
-        busy_s: that processors worked since the machine started.
-        niced_s: of that, for niced processes.
-        own_s: that this process had of them.
-        waited_s: that its threads waited for one.
+        at_s: Time of the sample.
+        runnable: Threads of all programs that run or wait for a processor.
+        busy_s: Seconds that processors worked since the machine started.
+        niced_s: Seconds of `busy_s` for niced processes.
+        own_s: Seconds that this process used.
+        waited_s: Seconds that this process's threads waited for a processor.
     """
 
     at_s: float
@@ -105,7 +105,7 @@ def _mixed(known: float, new: float, weight: float) -> float:
 
 
 def _runnable() -> float:
-    """Count threads that run or wait for a processor, this one left out."""
+    """Return the number of threads that run or wait for a processor, without this one."""
     try:
         running = LOADAVG.read_text(encoding="ascii").split()[3].partition("/")[0]
         return max(0.0, float(running) - 1)
@@ -115,7 +115,7 @@ def _runnable() -> float:
 
 
 def _worked_s() -> tuple[float, float]:
-    """Return seconds that processors worked for niced processes, and for all."""
+    """Return seconds that processors worked for niced processes, and in all."""
     try:
         fields = STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:4]
         user, niced, system = (int(field) / os.sysconf("SC_CLK_TCK") for field in fields)
@@ -125,7 +125,7 @@ def _worked_s() -> tuple[float, float]:
 
 
 def _waited_s() -> float:
-    """Return seconds that this process's threads waited for a processor; 0 where nobody counts."""
+    """Return seconds that this process's threads waited for a processor; 0 where not counted."""
     waited_ns = 0
     try:
         for task in TASKS.iterdir():

@@ -1,4 +1,4 @@
-"""When a volunteer's machine may work: decided from the wall clock and from what is seen. Pure."""
+"""Availability of a volunteer's machine, from the wall clock and observations. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MINUTES_A_DAY = 24 * 60
 
 
 class PauseWhen(StrEnum):
-    """What a machine may be at that goes before the swarm's work."""
+    """Conditions of the machine that pause the peer."""
 
     GPU_BUSY = "gpu-busy"
     ON_BATTERY = "on-battery"
@@ -23,7 +23,7 @@ class PauseWhen(StrEnum):
 
     @property
     def in_words(self) -> str:
-        """Why the peer pauses then."""
+        """Reason of the pause, for people."""
         return {
             PauseWhen.GPU_BUSY: "another program uses the GPU",
             PauseWhen.ON_BATTERY: "the machine runs on its battery",
@@ -33,18 +33,18 @@ class PauseWhen(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """A part of every day, by the machine's own clock; it may go over midnight.
+    """A daily period by the machine's own clock; it may pass midnight.
 
     Attributes:
-        start: the first minute of the day in which the machine works.
-        stop: the first one in which it does not.
+        start: First minute of the day in which the machine works.
+        stop: First minute of the day in which it no longer works.
     """
 
     start: int
     stop: int
 
     def covers(self, now: time) -> bool:
-        """Whether this moment is in it."""
+        """Whether a moment is in the period."""
         minute = 60 * now.hour + now.minute
         if self.start < self.stop:
             return self.start <= minute < self.stop
@@ -55,10 +55,10 @@ class Hours:
 
 
 def parse_hours(text: str) -> Hours:
-    """`22-7` or `22:30-6:45` as hours.
+    """Parse `22-7` or `22:30-6:45`.
 
     Raises:
-        BadOption: it is something else.
+        BadOption: The text is not a period.
     """
     found = _HOURS.fullmatch(text.strip())
     expected = f"--hours {text}: expected START-STOP of a day, for example 22-7 or 22:30-6:45"
@@ -77,11 +77,11 @@ def _clock(minute: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manners:
-    """What a volunteer decided about when its machine works.
+    """A volunteer's settings for when the machine works.
 
     Attributes:
-        hours: of the day in which it does; None: all.
-        pause_when: in which cases it does not.
+        hours: Period of the day in which it works; None: all day.
+        pause_when: Conditions in which it pauses.
     """
 
     hours: Hours | None = None
@@ -90,13 +90,13 @@ class Manners:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What is so just now.
+    """Observations of the present moment.
 
     Attributes:
-        local: what the machine's clock shows.
-        holds: cases that are given.
-        is_asked: whether its volunteer asked it to pause.
-        used_up: why nothing more is sent this month; empty if more may be.
+        local: Time of the machine's clock.
+        holds: Conditions that are present.
+        is_asked: Whether the volunteer requested a pause.
+        used_up: Reason why nothing more is sent this month; empty if more may be sent.
     """
 
     local: time
@@ -107,33 +107,33 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MonthlyUse:
-    """What passed a link in one month, both ways.
+    """Traffic of the link in one month, both ways.
 
     Attributes:
-        month: `2026-11`; empty before anything did.
-        num_bytes: that passed in it.
+        month: Month, such as `2026-11`; empty before any traffic.
+        num_bytes: Bytes in that month.
     """
 
     month: str = ""
     num_bytes: int = 0
 
     def after(self, today: date, more_bytes: int) -> MonthlyUse:
-        """With what passed since; a new month begins at nothing."""
+        """Return the use with more bytes added; a new month begins at zero."""
         month = f"{today:%Y-%m}"
         before = self.num_bytes if month == self.month else 0
         return MonthlyUse(month=month, num_bytes=before + more_bytes)
 
     def used_up(self, limit_gb: float) -> str:
-        """Why nothing more may pass in this month; empty if more may."""
+        """Return the reason why nothing more may pass this month; empty if more may."""
         if self.num_bytes < limit_gb * 1e9:
             return ""
-        return f"the {limit_gb:g} GB of {self.month} are used up; it goes on next month"
+        return f"the {limit_gb:g} GB of {self.month} are used up; it works again next month"
 
 
 def why_paused(manners: Manners, seen: Seen) -> str:
-    """Why the machine may not work now, for people; empty if it may.
+    """Return the reason why the machine may not work now, for people; empty if it may.
 
-    The words stay the same as long as the reason does.
+    The text stays the same as long as the reason does.
     """
     if seen.is_asked:
         return "its volunteer asked for it"

@@ -1,6 +1,6 @@
-"""A peer's process: announced in the directory, joined to the coordinator, serving its stage.
+"""The process of a peer: it joins the coordinator and hosts stages.
 
-Connections come and go; what is hosted stays until the coordinator lets go of it.
+Connections come and go; a hosted stage stays until the coordinator releases it.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ from swarm_ft.transport.validity import Validity
 logger = get_logger(__name__)
 
 MAX_LEAVE_S = 10 * 365 * 86400.0
-"""No timer takes more."""
+"""Largest timeout in seconds; timers take no more."""
 ROOM_S = 60.0
-"""How long a stage waits at most, before it is loaded, for others' steps to end."""
+"""Seconds that a new stage waits, before it loads, for steps of other runs to end."""
 TIDY_EVERY_S = 3600.0
-"""How often an idle peer looks for buffers that it has kept too long."""
+"""Seconds between two searches of an idle peer for old buffers."""
 NUM_CODEC_THREADS = 2
-"""One for each direction, so that encoding and decoding overlap each other and the compute."""
+"""One thread for each direction, so that encoding, decoding and compute overlap."""
 
 RunMessage = (
     Assign
@@ -109,32 +109,33 @@ RunMessage = (
     | GiveShard
     | DropShards
 )
-"""What the coordinator sends about one run."""
+"""Messages of the coordinator about one run."""
 
 
 CONTRIBUTION_S = 2.0
-"""How long a peer waits for its entry of the ledger."""
+"""Seconds to wait for this peer's entry of the ledger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerOptions:
-    """What a volunteer decides.
+    """Settings of a peer.
 
     Attributes:
-        layers: blocks to host; None lets the coordinator choose.
-        memory_bytes: lent at most; bounds an automatic choice, and the microbatches in flight.
-        device_memory_bytes: that the device has in all; 0: unknown.
-        shard_dir: where the trained stage is kept until it is collected.
-        buffers: where buffers are kept, and how many bytes of them.
-        snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
-        keeping: where it keeps snapshots of others' stages, in swarms without such a place.
-        encrypts: what it writes to disks, each run with keys that the coordinator has for it.
-        max_beside: stages that it hosts beside its first, each of another run; memory says whether.
-        max_up_bytes_per_s: that it lends of its link; infinite: all there is.
-        max_down_bytes_per_s: so too of what comes in.
-        machine: what it can do, for forecasts alone; its link is measured too. None: nothing is.
-        device: what it computes on, in words, for whoever looks at the swarm.
-        codes_on: where what passes its boundaries is encoded and decoded, see `coding_device`.
+        peer_id: Id of this peer.
+        layers: Blocks to host; None: the coordinator chooses.
+        memory_bytes: Bytes lent for stages and their microbatches.
+        shard_dir: Directory for trained stages until they are fetched.
+        buffers: Directory and limits of buffers.
+        snapshots_url: URL of the swarm's snapshots; empty: this peer has no access to them.
+        keeping: Directory and limits of snapshots that it keeps for other stages.
+        encrypts: Whether it encrypts files, with keys of the run from the coordinator.
+        max_beside: Stages of other runs that it may host beside its first one, if memory suffices.
+        max_up_bytes_per_s: Bytes a second that it lends of its upload; infinite: no limit.
+        max_down_bytes_per_s: Bytes a second that it lends of its download; infinite: no limit.
+        machine: Speed of the machine, for forecasts; its link is measured too. None: not reported.
+        device: Description of the compute device, for people.
+        codes_on: Device that encodes and decodes frames, see `coding_device`.
+        device_memory_bytes: Memory of the device in all; 0: unknown.
     """
 
     peer_id: PeerId
@@ -155,21 +156,21 @@ class PeerOptions:
 
 
 class PeerNode:
-    """See the module's docstring. Serve `handlers`, announce, then `run`.
+    """A peer. Serve `handlers`, announce the endpoint, then `run`.
 
     Args:
-        options: what the volunteer decided.
-        directory: where the coordinator is found.
-        transport: reaches other peers.
-        control_transport: reaches the coordinator, if something else does.
-        clock: the time.
-        make_engine: what computes.
-        validity: of those who call this peer; the coordinator's notices change it.
-        on_leave: hears what this peer waits for while it would leave, or pauses.
-        is_relayed: tells whether the stream to another peer goes over a relay.
-        sent_bytes: tells how many bytes this peer sent to others.
-        at_rest: called between steps, when nothing is under way between peers.
-        rng: so that not all peers call in step.
+        options: Settings of the peer.
+        directory: Directory in which the coordinator is found.
+        transport: Transport to other peers.
+        control_transport: Transport to the coordinator; None: `transport`.
+        clock: Clock of the peer.
+        make_engine: Creates the engine of a stage.
+        validity: Certificates that may call this peer; the coordinator's notices update it.
+        on_leave: Callback for what this peer waits for while it leaves or pauses.
+        is_relayed: Returns whether the stream to another peer passes a relay.
+        at_rest: Callback between steps, when no messages between peers are under way.
+        sent_bytes: Returns the bytes that this peer has sent to others.
+        rng: Source of the waits between tries.
     """
 
     def __init__(  # noqa: PLR0913 - what a process has to give
@@ -200,7 +201,7 @@ class PeerNode:
         self._endpoint = ""
         self._hosts: dict[RunId, StageHost] = {}
         self._attempts: dict[RunId, Attempt] = {}
-        """The newest of each run that was assigned here and not released."""
+        """Attempt of the newest assignment of each run that was not released."""
         self._opening: tuple[RunId, asyncio.Task[StageState]] | None = None
         self._kept_runs: frozenset[RunId] = frozenset()
         self._leaving = asyncio.Event()
@@ -211,7 +212,7 @@ class PeerNode:
         self._machine = options.machine
         self._clock = clock
         self._work = CurrentWork(options.peer_id)
-        # Of 63 bits each time: a hello's length says nothing, and simulations compare lengths.
+        # The number always has 63 bits, so that all hellos have the same length.
         self._session = secrets.randbits(62) | 1 << 62
         self._contribution: Contribution | None = None
         self._has_contribution = asyncio.Event()
@@ -239,7 +240,7 @@ class PeerNode:
         )
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
-        """What a peer answers, for `Transport.serve`."""
+        """Return the calls that a peer serves, for `Transport.serve`."""
         offers = ChainMap(self._offers, self._kept.offers)
         return {
             LINK: self._links.answer,
@@ -249,7 +250,7 @@ class PeerNode:
         }
 
     async def _generate(self, stream: TextStream) -> None:
-        """A text is continued by whom the result is for, as long as it lies here."""
+        """Serve a text for a client that may read the result, while the result is here."""
         begin = await first_of(stream)
         offered_to(stream.caller, begin.name, self._offers)
         host = self._hosts.get(begin.name.run_id)
@@ -260,15 +261,15 @@ class PeerNode:
 
     @property
     def buffers(self) -> Mapping[RunId, BufferStore]:
-        """Of each run that is hosted."""
+        """Buffers of each hosted run."""
         return {run_id: host.buffers for run_id, host in self._hosts.items()}
 
     def leave(self, timeout_s: float = math.inf, reason: str = "") -> None:
-        """Say goodbye and let `run` return once nothing is lost by that, see `LeaveProgress`.
+        """Request to leave; `run` returns once that loses nothing, see `LeaveProgress`.
 
         Args:
-            timeout_s: then it leaves in any case.
-            reason: for people.
+            timeout_s: Seconds after which the peer leaves in any case.
+            reason: Reason of the leave, for people.
         """
         self._leave_by_s = min(self._leave_by_s, self._clock.now_s() + timeout_s)
         self.presence.would(self._would_leave(reason))
@@ -276,12 +277,12 @@ class PeerNode:
         self._asked_again.set()
 
     def pause(self, reason: str) -> None:
-        """Work no more as soon as nothing is lost by that, and stay for later."""
+        """Request to pause as soon as that loses nothing; the peer stays in the swarm."""
         if not self._leaving.is_set():
             self.presence.would(replace(self._would_leave(reason), stays=True))
 
     def resume(self) -> None:
-        """Work again; nothing if this peer leaves for good."""
+        """Work again after a pause; no effect if this peer is leaving."""
         if not self._leaving.is_set():
             self.presence.would(None)
 
@@ -291,29 +292,29 @@ class PeerNode:
 
     @property
     def leaves(self) -> bool:
-        """Whether it was asked to leave for good."""
+        """Whether this peer was requested to leave."""
         return self._leaving.is_set()
 
     @property
     def hosts(self) -> bool:
-        """Whether this peer has a stage of a run."""
+        """Whether this peer hosts a stage of a run."""
         return bool(self._hosts)
 
     @property
     def doing(self) -> tuple[Doing, ...]:
-        """What it does for each run of which it hosts a stage."""
+        """Present work for each run of which it hosts a stage."""
         return self._work.doing
 
     @property
     def last_contribution(self) -> Contribution | None:
-        """The newest entry of the swarm's ledger that came; None before the first."""
+        """Newest entry of the swarm's ledger; None before the first one."""
         return self._contribution
 
     async def contribution(self) -> Contribution | None:
-        """Get this peer's entry of the swarm's ledger from the coordinator.
+        """Request this peer's entry of the swarm's ledger from the coordinator.
 
         Returns:
-            The newest entry that is known, where the coordinator does not answer.
+            The newest known entry if the coordinator does not answer; None if there is none.
         """
         self._has_contribution.clear()
         self._link.say(ContributionRequest(sent_bytes=self._sent_bytes()))
@@ -326,10 +327,10 @@ class PeerNode:
         """Serve until `leave` or cancellation.
 
         Args:
-            endpoint: where others reach `handlers`, `host:port`; the coordinator tells them.
+            endpoint: Address of `handlers`, `host:port`; the coordinator sends it to other peers.
 
         Raises:
-            VersionMismatch: this peer or the coordinator is to be updated.
+            VersionMismatch: This peer or the coordinator needs an update.
         """
         self._endpoint = endpoint
         try:
@@ -343,7 +344,10 @@ class PeerNode:
             self._codecs.shutdown(wait=True, cancel_futures=True)
 
     async def _tidy(self) -> None:
-        """Delete what was kept too long; find out of which runs the coordinator is to tell."""
+        """Delete old buffers.
+
+        List the runs whose buffers are here, to learn which of them are over.
+        """
         place = self._options.buffers
         if place.directory is not None:
             await asyncio.to_thread(place.delete_old, time.time())
@@ -365,17 +369,17 @@ class PeerNode:
     async def _left(self) -> None:
         await self._leaving.wait()
         await until_one_ends(self.presence.may_go(), self._hosts_nothing(), self._lost_patience())
-        await self.contribution()  # the last one, for the farewell
+        await self.contribution()  # for the summary at the end
         await self._link.say_goodbye()
 
     async def _lost_patience(self) -> None:
-        """Until the time is over that it may take, by whoever asked last."""
+        """Wait until the deadline of the newest request to leave has passed."""
         while (left_s := self._leave_by_s - self._clock.now_s()) > 0:
             self._asked_again.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, MAX_LEAVE_S)):
                     await self._asked_again.wait()
-        logger.warning("it took too long to hand over; leaving all the same")
+        logger.warning("the handover took too long; leaving without it")
 
     async def _hosts_nothing(self) -> None:
         while self._hosts:
@@ -385,7 +389,10 @@ class PeerNode:
     # ---- the coordinator
 
     async def _tell_machine(self, channel: Channel) -> None:
-        """Nothing waits for it: a forecast that is asked for before knows less."""
+        """Report the machine, its link and its load.
+
+        Forecasts made earlier lack the measurement.
+        """
         if self._machine is None:
             return
         self._link.say(self._machine)
@@ -400,7 +407,7 @@ class PeerNode:
         await self._tell_load()
 
     async def _tell_load(self) -> None:
-        """Report what the machine has to do, as long as the coordinator is there."""
+        """Report the load of the machine while connected to the coordinator."""
         meter = LoadMeter(torch.get_num_threads())
         while self._machine is not None:
             await asyncio.sleep(SAMPLE_S)
@@ -439,9 +446,9 @@ class PeerNode:
         return [replace(alive, links=self._links.speeds, sent_bytes=sent_bytes) for alive in told]
 
     async def _obey(self, message: ToPeer) -> None:
-        """Do what a message asks; whatever goes wrong is a failure of its run."""
+        """Handle a message; an error becomes a failure of its run."""
         if isinstance(message, Revoked | Renewed | ContributionReport):
-            return  # `_obey_at_once` took it
+            return  # handled by `_obey_at_once`
         if isinstance(message, StayIdle | LeaveProgress | ClockReply):
             self._hear(message)
             return
@@ -451,7 +458,7 @@ class PeerNode:
             await self._fail_run(message, error)
 
     async def _fail_run(self, message: RunMessage, error: Exception) -> None:
-        """End the run's present attempt and report why. The conversation goes on."""
+        """End the run's present attempt and report the error. The connection stays open."""
         if isinstance(message, KeepShard | GiveShard | DropShards):
             failure = failure_of(error, _run_of(message))
             logger.warning("run %s: snapshots kept here: %s", _run_of(message), failure.message)
@@ -487,7 +494,7 @@ class PeerNode:
     async def _commit(self, commit: CommitStep) -> None:
         await self._hosting(commit.run_id).commit(commit)
         self._work.committed(commit)
-        if len(self._hosts) == 1:  # of other runs something is always under way
+        if len(self._hosts) == 1:  # with several runs a step is always under way
             self._at_rest()
 
     async def _keep(self, message: KeepShard | GiveShard | DropShards) -> None:
@@ -500,7 +507,7 @@ class PeerNode:
                 await self._kept.drop(message)
 
     def _obey_at_once(self, message: ToPeer) -> bool:
-        """Heed who may call, before what came earlier is done; says whether it was that."""
+        """Handle notices that need not wait for earlier messages; return whether this is one."""
         match message:
             case Revoked(names=names):
                 self._validity.revoke(names)
@@ -518,7 +525,7 @@ class PeerNode:
             case LeaveProgress():
                 self.presence.heard(message)
             case StayIdle(reason=reason):
-                logger.warning("nothing to do here: %s; this peer stays, for other runs", reason)
+                logger.warning("nothing to do: %s; this peer waits for other runs", reason)
             case ClockReply():
                 for host in self._hosts.values():
                     host.timeline.heard(message)
@@ -541,7 +548,10 @@ class PeerNode:
         self._work.assigned(assign)
 
     async def _new_host(self, assign: Assign) -> StageHost:
-        """In the place of the oldest, if there is no room beside it: it is not wanted any more."""
+        """Create a run's host.
+
+        Without room the oldest run is released, which the coordinator allows.
+        """
         while len(self._hosts) > self._options.max_beside:
             await self._let_go(next(iter(self._hosts)))
         state = await self._new_stage(assign)
@@ -576,9 +586,10 @@ class PeerNode:
             )
 
     async def _new_stage(self, assign: Assign) -> StageState:
-        """A stage without weights, but with what an earlier start left here of its buffers.
+        """Return a stage without weights, with the buffers of an earlier start.
 
-        To open them may take long and cannot be cancelled; who asks again waits for the same.
+        Opening the buffers may take long and cannot be cancelled; a second caller waits for the
+        first.
         """
         run_id = assign.run_id
         if self._opening is not None and self._opening[0] != run_id:
@@ -615,16 +626,17 @@ class PeerNode:
         )
 
     def _beside_bytes(self, run_id: RunId) -> int:
-        """What other runs' stages hold of the memory, and as much of the rest for each."""
+        """Return the memory of other runs' stages, with an equal share of the rest for each."""
         held = [host.state_bytes for host in self._hosts.values()]
         others = sum(host.state_bytes for run, host in self._hosts.items() if run != run_id)
         rest = max(0, self._options.memory_bytes - sum(held))
         return others + rest * (len(held) - 1) // len(held) if held else 0
 
     async def _room_made(self, run_id: RunId) -> None:
-        """Other runs begin their next steps with less; what is under way is ended with what it has.
+        """Wait until other runs' steps have freed memory; they begin their next steps with less.
 
-        A step that waits for somebody who is away may take for ever, and holds little.
+        The wait is bounded: a step that waits for an absent peer may take for ever, and holds
+        little.
         """
         others = [host for run, host in self._hosts.items() if run != run_id]
         with contextlib.suppress(TimeoutError):
@@ -650,7 +662,7 @@ class PeerNode:
             await asyncio.to_thread(self._options.buffers.delete, run_id)
 
     async def _forget_snapshots(self, run_id: RunId) -> None:
-        """The coordinator does so too, but does not know what was just being written here."""
+        """Delete the run's snapshots, also those that the coordinator does not know about yet."""
         try:
             if self._snapshots is not None:
                 await asyncio.to_thread(self._snapshots.forget, [run_id])
@@ -668,5 +680,5 @@ def _run_of(message: KeepShard | GiveShard | DropShards) -> RunId:
 
 
 def _or_none(bytes_per_s: float) -> float:
-    """As it is said: 0 where there is no limit."""
+    """Encode a limit: 0 means no limit."""
     return 0.0 if bytes_per_s == math.inf else bytes_per_s

@@ -1,4 +1,4 @@
-"""Whether this peer works, pauses or leaves, and what the coordinator says to that."""
+"""State of a peer that works, pauses or leaves, with the coordinator's progress reports."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ logger = get_logger(__name__)
 
 
 def log_progress(progress: LeaveProgress) -> None:
-    """Tell in the log what a leaver waits for."""
+    """Log what a leaving peer waits for."""
     if progress.words:
         logger.warning("%s", in_words(progress))
 
 
 def in_words(progress: LeaveProgress) -> str:
-    """What a leaver waits for, and how long about."""
+    """Return what a leaving peer waits for, with the approximate seconds."""
     seconds = f" (about {progress.seconds:.0f} s)" if progress.seconds >= 1 else ""
     return f"{progress.words}{seconds}"
 
@@ -28,15 +28,16 @@ def _wish(leaving: PeerLeaving | None) -> tuple[bool, str] | None:
 
 
 class Presence:
-    """See the module's docstring.
+    """The peer's request to leave or pause, and the coordinator's replies.
 
     Args:
-        say: to the coordinator.
-        on_progress: hears what this peer waits for while it would work no more.
+        say: Sends a message to the coordinator.
+        on_progress: Callback for what this peer waits for while it leaves or pauses.
 
     Attributes:
-        leaving: that this peer would work no more, if it would not; the hello tells it anew.
-        is_paused: whether the coordinator said that it has nothing to do here any more.
+        leaving: Present request to leave or pause, repeated in every hello; None while it works.
+        is_paused: Whether the coordinator has released this peer, which stays for later.
+        progress: Newest progress report; None before the first one.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Presence:
         self._may_go = asyncio.Event()
 
     def would(self, leaving: PeerLeaving | None) -> None:
-        """Say that this peer would work no more, or works again, if that is news."""
+        """Request to leave or pause, or with None to work again; a repeated request is not sent."""
         if _wish(leaving) == _wish(self.leaving):
             return
         self.leaving, self.is_paused, self.progress = leaving, False, None
@@ -60,7 +61,7 @@ class Presence:
         self._say(PeerWorks() if leaving is None else leaving)
 
     def heard(self, progress: LeaveProgress) -> None:
-        """The coordinator tells what is under way, perhaps in answer to an older wish."""
+        """Handle a progress report, possibly one for an older request."""
         if self.leaving is None:
             return
         self.progress = progress
@@ -70,5 +71,5 @@ class Presence:
             self._may_go.set()
 
     async def may_go(self) -> None:
-        """Wait until the coordinator says that a peer which leaves for good may go."""
+        """Wait until the coordinator releases a peer that leaves."""
         await self._may_go.wait()

@@ -1,6 +1,6 @@
-"""One step at one stage: samples come in, the schedule picks tasks, tensors go out.
+"""A step at one stage: receives samples, computes the schedule's tasks, sends tensors.
 
-The schedule decides, the engine computes in the compute thread; this shell carries tensors
+The schedule decides, and the engine computes in the compute thread. This module moves tensors
 between them and the boundaries.
 """
 
@@ -35,17 +35,12 @@ from swarm_ft.protocol.spec.tasks import CausalLm, summed
 from swarm_ft.protocol.spec.tasks import Task as Learned
 from swarm_ft.stage.base import Engine, Lengths, LossAndCounts, is_packed
 
-# ---- what of the open step is done at this peer, kept until the step commits
-#
-# When an attempt ends before the step did, because somebody died, the next one goes on from here:
-# microbatches whose gradients are summed are not computed again, and what was sent of them is
-# sent again to whoever has yet to get it. What was under way is dropped; it runs again from the
-# same bases. Of held-out microbatches nothing is kept but their losses, at the last stage.
+# ---- the progress of the open step at this peer, until the step commits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A held-out microbatch's loss and counts, summed over its targets."""
+    """Loss and counts of a held-out microbatch, summed over its targets."""
 
     samples: tuple[SampleId, ...]
     judged: LossAndCounts
@@ -54,17 +49,23 @@ class Evaluation:
 
 @dataclass(slots=True)
 class StepProgress:
-    """See the module's docstring.
+    """Progress of a step at this peer.
+
+    If an attempt ends before its step, the next attempt resumes this progress. Microbatches whose
+    gradients are summed are not computed again, and their messages are sent again to neighbours
+    that lack them. Unfinished microbatches run again from the same buffers. For held-out
+    microbatches only the losses at the last stage remain.
 
     Attributes:
-        step: its number.
-        done: microbatches whose gradients the engine has summed.
-        loss_sum: of these, at the last stage.
-        num_targets: that it is summed over.
-        evaluated: at the last stage, held-out microbatches and their loss.
-        shadowed: at the last stage, of the first microbatch as it was trained, where it is computed
-            without compression too.
-        gradient: their sum, float32 [n], once the engine was given that of all replicas; else None.
+        step: Number of the step.
+        done: Microbatches whose gradients the engine has summed, with their samples.
+        loss_sum: Loss of these microbatches, at the last stage.
+        num_targets: Targets that `loss_sum` is summed over.
+        evaluated: Losses of held-out microbatches, at the last stage.
+        shadowed: Loss of the first microbatch as it was trained, at the last stage, if the step
+            also computes it without compression.
+        gradient: Sum of the gradients, float32 [n], once the engine holds the sum of all replicas;
+            None before.
     """
 
     step: StepNumber
@@ -79,14 +80,14 @@ class StepProgress:
 
     @property
     def samples(self) -> frozenset[SampleId]:
-        """Of the microbatches that are done."""
+        """Samples of the finished microbatches."""
         return frozenset(sample for samples in self.done.values() for sample in samples)
 
     def check(self, done: Iterable[Microbatch]) -> None:
-        """Whether these, by the plan, are the microbatches that are done here.
+        """Check that exactly these microbatches are finished here.
 
         Raises:
-            OutOfTurn: they are not.
+            OutOfTurn: Other microbatches are finished.
         """
         planned = {batch.index: batch.samples for batch in done}
         here = self.done | {index: one.samples for index, one in self.evaluated.items()}
@@ -97,13 +98,13 @@ class StepProgress:
             )
 
     def eval_sums(self, train: TrainSpec) -> tuple[EvalSum, ...]:
-        """What is evaluated here, of each pass over the held-out samples; none if nothing is."""
+        """Return the losses of each pass over the held-out samples; empty if there are none."""
         found = [one for one in self.evaluated.values() if not train.is_shadow(one.samples[0])]
         passes = [
             [one for one in found if train.pass_of(one.samples[0]) == place]
             for place in range(len(train.eval_passes))
         ]
-        # In whatever order they came: a sum of the same losses is the same.
+        # The order of arrival does not matter: `fsum` is exact.
         return tuple(
             EvalSum(
                 loss_sum=math.fsum(one.judged.loss_sum for one in of_pass),
@@ -114,7 +115,7 @@ class StepProgress:
         )
 
     def shadow_sum(self, train: TrainSpec) -> EvalSum | None:
-        """What is evaluated here of shadows; None if nothing is."""
+        """Return the loss of shadow microbatches; None if there is none."""
         found = [one for one in self.evaluated.values() if train.is_shadow(one.samples[0])]
         if not found:
             return None
@@ -124,16 +125,16 @@ class StepProgress:
         )
 
     def keep(self, sent: Iterable[tuple[FrameKey, Tensor | Frame]]) -> None:
-        """An attempt is over: keep what it sent, or was to send, of what is done."""
+        """Save what an attempt that ended sent, or queued, of the finished microbatches."""
         for key, value in sent:
             if key.microbatch in self.done:
                 self._sent[key.direction, key.sample] = value
 
     def sent(self, key: FrameKey) -> Tensor | Frame:
-        """What an earlier attempt sent of a sample, or was to send.
+        """Return what an earlier attempt sent, or queued, of a sample.
 
         Raises:
-            OutOfTurn: nothing.
+            OutOfTurn: There is nothing.
         """
         found = self._sent.get((key.direction, key.sample))
         if found is None:
@@ -141,29 +142,29 @@ class StepProgress:
         return found
 
     def count(self, traffic: Iterable[Traffic]) -> tuple[Traffic, ...]:
-        """What was sent by now in the step, over all attempts, with this added."""
+        """Add traffic, and return the sum of the step over all attempts."""
         self._traffic = summed_by_boundary((*self._traffic, *traffic))
         return self._traffic
 
 
 READ_AHEAD = 2
-"""Microbatches whose inputs are kept here, and are in memory before they are computed with."""
+"""Microbatches whose cached inputs are read ahead of their computation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRoutes:
-    """The microbatches of a step that pass this peer and are not done here.
+    """The microbatches of a step that pass this peer and are not finished here.
 
     Attributes:
-        stage_index: of this peer's stage.
-        batches: all of them, in the order in which they are computed.
-        upstream: the boundary that each comes through; empty at the first stage, and without those
-            whose inputs are kept here.
-        downstream: the boundary that each leaves through; empty at the last.
-        kept: what reads inputs that are kept here; None if none are.
-        held_out: those of them that are only evaluated.
-        shadowed: whether the step's first microbatch is computed without compression as well.
-        learned: what of their samples is, and how.
+        stage_index: Index of this peer's stage.
+        batches: All these microbatches, in the order of computation.
+        upstream: Boundary through which each arrives; empty at the first stage, and without
+            microbatches whose inputs are cached here.
+        downstream: Boundary through which each leaves; empty at the last stage.
+        kept: Coder that reads inputs cached here; None if none are.
+        held_out: Microbatches that are only evaluated.
+        shadowed: Whether the step's first microbatch is computed without compression as well.
+        learned: Task of the run, which determines the labels.
     """
 
     stage_index: int
@@ -177,21 +178,22 @@ class StepRoutes:
 
 
 class StageStep:
-    """State of one step at this peer.
+    """The state of one step at this peer.
 
     Args:
-        plan: the step, with tokens at the first and the last stage.
-        routes: what of it passes here.
-        progress: what of it is done here; is kept up to date.
-        engine: what computes; touched in the compute thread only.
-        context: the compute thread, the clock.
-        max_held: how many microbatches may hold memory at once.
+        plan: Plan of the step, with tokens at the first and the last stage.
+        routes: Microbatches that pass here.
+        progress: Progress of the step here, updated by this object.
+        engine: Engine of the stage, used in the compute thread only.
+        context: Context of the peer.
+        max_held: Microbatches that may hold memory at once.
 
     Attributes:
-        parts_begun: of all microbatches so far, see `pipeline.PARTS`.
+        parts_begun: Parts of all microbatches begun so far, see `pipeline.PARTS`.
 
     Raises:
-        MalformedMessage: the plan lacks rows that this stage needs, or some are no samples.
+        MalformedMessage: The plan lacks rows that this stage needs, or has rows that are no
+            samples.
     """
 
     def __init__(
@@ -217,7 +219,8 @@ class StageStep:
             held_out=[index for index in routes.batches if index in routes.held_out],
             has_backward=engine.has_backward,
         )
-        # Bounded by the step's plan: what is not in it, or comes again, does not get here.
+        # The queue is bounded by the step's plan: other frames, and repeated ones, are refused
+        # before.
         self._arrivals: asyncio.Queue[tuple[FrameKey, Tensor | None]] = asyncio.Queue()
         self._taken: set[FrameKey] = set()
         self._samples: dict[FrameKey, Tensor] = {}
@@ -240,35 +243,35 @@ class StageStep:
 
     @property
     def progress(self) -> StepProgress:
-        """What of it is done here."""
+        """Progress of the step here."""
         return self._progress
 
     @property
     def compute_s(self) -> float:
-        """Seconds that tasks took so far, the one under way included; not those of other runs."""
+        """Seconds that tasks took so far, the running one included, without tasks of other runs."""
         began_s = self._task_began_s
         return self._compute_s + (self._busy_s - began_s if began_s is not None else 0.0)
 
     @property
     def train_s(self) -> float:
-        """Of these, those of what trains; to be asked once the step is done here."""
+        """Seconds of `compute_s` that trained; valid once the step is finished here."""
         return self._compute_s - self._evaluate_s
 
     @property
     def is_computing(self) -> bool:
-        """Whether a task is under way."""
+        """Whether a task is running."""
         return self._task_began_s is not None
 
     @property
     def waits_for(self) -> tuple[PeerId, ...]:
-        """Neighbours without whose samples nothing can be computed next."""
+        """Neighbours whose samples the next tasks need."""
         found: dict[PeerId, None] = {}
         for task in self._schedule.lacks:
             is_forward = task.kind in (TaskKind.FORWARD, TaskKind.EVALUATE)
             direction = Direction.FORWARD if is_forward else Direction.BACKWARD
             batch = self._routes.batches[task.microbatch]
             routed = self._routes.upstream if is_forward else self._routes.downstream
-            boundary = routed.get(batch.index)  # of what was kept here nobody sends anything
+            boundary = routed.get(batch.index)  # None if the inputs are cached here
             if boundary is not None and boundary.lacks(
                 self._key(batch, sample, direction) for sample in batch.samples
             ):
@@ -276,7 +279,7 @@ class StageStep:
         return tuple(found)
 
     def expected(self, boundary: Boundary, direction: Direction) -> Mapping[FrameKey, int]:
-        """Keys of all frames of this step that come over a boundary, and tokens of each."""
+        """Return the keys and tokens of all frames of this step that arrive over a boundary."""
         if direction is Direction.BACKWARD and not self._engine.has_backward:
             return {}
         routes = (
@@ -291,22 +294,22 @@ class StageStep:
         }
 
     def arrived(self, key: FrameKey, value: Tensor) -> None:
-        """A neighbour's sample was decoded; float32 [tokens, channels]."""
+        """Queue a decoded sample of a neighbour; float32 [tokens, channels]."""
         self._arrivals.put_nowait((key, value))
 
     def taken(self, key: FrameKey) -> None:
-        """A neighbour has computed with a held-out sample that was sent from here."""
+        """Queue the notice that a neighbour has consumed a held-out sample of this peer."""
         self._arrivals.put_nowait((key, None))
 
     async def run(self) -> None:
-        """Compute everything of this step; gradients are then summed in the engine.
+        """Compute everything of this step; the engine then holds the summed gradients.
 
-        However it ends, what has had its backward is completed: that needs nobody else, and a
-        microbatch that is done is not computed again.
+        Microbatches that had their backward are completed even if the step is cancelled. That needs
+        no other peer, and they are not computed again.
 
         Raises:
-            NonFinite: an activation, a loss or a gradient is inf or NaN.
-            BuffersLost: what this stage had kept of a sample is not here any more.
+            NonFinite: An activation, a loss or a gradient is inf or NaN.
+            BuffersLost: A cached input of a sample is missing.
         """
         try:
             await self._run()
@@ -317,7 +320,7 @@ class StageStep:
         pending = self._schedule.begin() or await self._first_inputs()
         while True:
             while isinstance(pending, Task):
-                # Half a gradient is of no use to anybody.
+                # Cancelling between the halves of a backward would leave a useless gradient.
                 await to_its_end(asyncio.create_task(self._compute(pending)))
                 while not self._arrivals.empty():
                     self._assemble(*self._arrivals.get_nowait())
@@ -328,7 +331,7 @@ class StageStep:
             pending = await self._wait()
 
     async def _read_kept(self) -> Task | StepDone | None:
-        """Bring inputs that are kept here, a few ahead of what computes with them."""
+        """Read cached inputs, a few microbatches ahead of their computation."""
         pending = None
         while self._unread and len(self._entered & self._inputs.keys()) < READ_AHEAD:
             batch = self._unread.popleft()
@@ -342,11 +345,13 @@ class StageStep:
             read, tokens = self._routes.kept.constant, self._lengths[sample]
             value = await run_in(self._context.codecs, read, sample, tokens)
         if value is None:
-            raise BuffersLost(f"sample {sample}: what frozen stages made of it is not kept here")
+            raise BuffersLost(
+                f"sample {sample}: the cached output of frozen stages is missing here"
+            )
         return value
 
     async def _wait(self) -> Task | StepDone | None:
-        """What can be done next, once all it needs is here."""
+        """Wait for arrivals until the schedule has a task or the step is done."""
         timeline = self._context.timeline
         begin_s, pending = timeline.now_s(), None
         while pending is None:
@@ -366,7 +371,10 @@ class StageStep:
         return pending
 
     def _assemble(self, key: FrameKey, value: Tensor | None) -> Task | StepDone | None:
-        """Keep a sample, or that it was taken; tell the schedule of a complete microbatch."""
+        """Store an arrived sample or acknowledgement.
+
+        Notify the schedule of a complete microbatch.
+        """
         batch = self._routes.batches[key.microbatch]
         keys = [self._key(batch, sample, key.direction) for sample in batch.samples]
         if value is None:
@@ -424,16 +432,16 @@ class StageStep:
 
     @property
     def _busy_s(self) -> float:
-        """What time it is, without that in which the thread was at other runs' tasks instead."""
+        """Time without the seconds in which the compute thread worked for other runs."""
         return self._context.clock.now_s() - self._context.waited_s
 
     def _lengths_in(self, index: MicrobatchIndex) -> Lengths:
-        """Tokens of a microbatch's samples; None if nothing pads them and each is one document."""
+        """Return the tokens of a microbatch's samples; None if they are equal and unpacked."""
         lengths = _lengths_of(self._plan, self._routes.batches[index].samples)
         return lengths if is_packed(lengths) or len(set(lengths)) > 1 else None
 
     async def _evaluate(self, index: MicrobatchIndex) -> None:
-        """Compute a held-out microbatch: what is sent on, or at the last stage its loss."""
+        """Compute a held-out microbatch: send it on, or at the last stage store its loss."""
         batch, x = self._routes.batches[index], self._inputs.pop(index)
         lengths = self._lengths_in(index)
         timed = self._context.timeline.timed
@@ -465,10 +473,11 @@ class StageStep:
             self._send(index, input_gradient, Direction.BACKWARD)
 
     async def _count(self, index: MicrobatchIndex) -> None:
-        """Compute what is left of a microbatch, once; its gradient is then summed."""
+        """Compute the remaining weight gradients of a microbatch and add its sums, once."""
         loss_sum, timed = self._loss_sums.pop(index), self._context.timeline.timed
         compute = timed(SpanKind.WEIGHTS, self._engine.weight_gradients, index)
-        # Once there is nothing else to do all wait for what is left.
+        # After the last backward all peers wait for these gradients, so that they are no longer
+        # background work.
         pool = self._context.filling if self._num_unturned > 0 else self._context.compute
         await run_in(pool, compute, index)
         self._progress.loss_sum += loss_sum
@@ -480,7 +489,7 @@ class StageStep:
         self._progress.done[index] = self._routes.batches[index].samples
 
     async def _complete(self) -> None:
-        """Count all that have had their backward."""
+        """Finish all microbatches that had their backward."""
         for index in list(self._loss_sums):
             await self._count(index)
 
@@ -490,7 +499,7 @@ class StageStep:
         is_done = self._routes.stage_index + (1 if is_forward else -1) in batch.done
         for row, sample in enumerate(batch.samples):
             key = self._key(batch, sample, direction)
-            own = values[row, : self._lengths[sample]]  # what pads it is of no use to anybody
+            own = values[row, : self._lengths[sample]]  # without the padding
             if is_done:
                 boundary.hold(key, own)
             else:
@@ -502,7 +511,7 @@ class StageStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rows:
-    """A microbatch's samples, padded to the longest: int64 [B, T] each; see `sample_rows`."""
+    """A microbatch's samples, padded to the longest; int64 [B, T] each. See `sample_rows`."""
 
     token_ids: Tensor
     labels: Tensor
@@ -510,7 +519,6 @@ class _Rows:
 
 
 def _lengths_of(plan: PlanStep, samples: Sequence[SampleId]) -> list[int | tuple[int, ...]]:
-    """See `Lengths`."""
     length_of = plan.length_of
     return [plan.documents.get(sample) or length_of[sample] for sample in samples]
 
@@ -522,7 +530,7 @@ def _rows_of(plan: PlanStep, batch: Microbatch, learned: Learned) -> _Rows:
         rows = rows_in(data, len(data[0]) // BYTES_PER_TOKEN)
     except (KeyError, ValueError) as error:
         raise MalformedMessage(f"plan of step {plan.step}: tokens missing or uneven") from error
-    # The engine knows the vocabulary.
+    # The plan's rows are checked without the size of the vocabulary, which the engine checks.
     refused, counts = learned.refusal(rows, CONTEXT), counts_of(rows)
     documents = counts.documents or ((),) * len(rows)
     found = [one or length for one, length in zip(documents, counts.lengths, strict=True)]
@@ -538,8 +546,8 @@ def _rows_of(plan: PlanStep, batch: Microbatch, learned: Learned) -> _Rows:
 
 
 def _stacked(samples: list[Tensor]) -> Tensor:
-    """[tokens, channels] each -> [samples, tokens, channels], with zeros behind shorter ones.
+    """Stack [tokens, channels] tensors to [samples, tokens, channels], padded with zeros.
 
-    One alone is not copied.
+    A single tensor is not copied.
     """
     return samples[0][None] if len(samples) == 1 else pad_sequence(samples, batch_first=True)

@@ -1,8 +1,8 @@
-"""What this peer does when, recorded in steps whose plan asks for it, and told after each of them.
+"""A recorder of what this peer does when, in steps whose plan requests it.
 
-It is off in all other steps, and then a call returns at once. Spans come from all of the peer's
-threads. They leave once a step is committed, when nobody waits for them; and by then the time that
-was asked for when the step began is known.
+In all other steps the recorder is off, and its calls return at once. Spans come from all threads of
+the peer. They are sent once the step is committed, when no peer waits for them; by then the offset
+to the coordinator's clock, measured since the step began, is known.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NUM_PROBES = 4
-"""Questions for the time, one after the other; the quickest answer is the best."""
+"""Clock probes, one after the other; the fastest reply is the best one."""
 _OFF_S = -1.0
-"""What a clock says while nothing is recorded; a span that began then is none."""
+"""Time of the clock while the recorder is off; spans that began then are dropped."""
 _Row = tuple[int, float, float, int, int, int, int, int, int]
-"""A span as the columns of `Spans` have it, but for its times: begin and end, in seconds."""
+"""A span, as the columns of `Spans`, with begin and end in seconds."""
 
 
 class Timeline:
-    """See the module's docstring.
+    """The recorder; see the module.
 
     Args:
-        clock: of this peer.
-        say: gives a message to the coordinator's stream.
+        clock: Clock of this peer.
+        say: Sends a message to the coordinator.
 
     Attributes:
-        is_on: whether spans are recorded now.
+        is_on: Whether spans are recorded now.
     """
 
     def __init__(self, clock: Clock, say: Callable[[FromPeer], None]) -> None:
@@ -61,7 +61,7 @@ class Timeline:
     # ---- spans
 
     def now_s(self) -> float:
-        """When a span begins; of no meaning while this is off."""
+        """Return the time at which a span begins; meaningless while the recorder is off."""
         return self._clock.now_s() if self.is_on else _OFF_S
 
     def add(
@@ -72,7 +72,7 @@ class Timeline:
         microbatch: MicrobatchIndex | None = None,
         num_bytes: int = 0,
     ) -> None:
-        """A span of the step under way ends now."""
+        """Record a span of the present step that ends now."""
         if self.is_on and self._plan is not None:
             batch = 0 if microbatch is None else microbatch + 1
             end_s = self._clock.now_s()
@@ -81,7 +81,7 @@ class Timeline:
     def add_frame(
         self, kind: SpanKind, key: FrameKey, begin_s: float, boundary: BlockIndex, num_bytes: int
     ) -> None:
-        """Something that was done with a frame ends now."""
+        """Record a span of one frame that ends now."""
         if self.is_on:
             name = (key.step, key.microbatch + 1, key.sample + 1, boundary, key.direction)
             self._keep((kind, begin_s, self._clock.now_s(), *name, num_bytes))
@@ -89,7 +89,7 @@ class Timeline:
     def timed(
         self, kind: SpanKind, function: Callable[P, R], microbatch: MicrobatchIndex | None = None
     ) -> Callable[P, R]:
-        """The function, which adds a span of its own in whichever thread it is called."""
+        """Return a function that also records a span, in whichever thread it is called."""
         return partial(self._call, kind, microbatch, function) if self.is_on else function
 
     def _call(
@@ -116,7 +116,7 @@ class Timeline:
     # ---- a step
 
     def planned(self, plan: PlanStep) -> None:
-        """A plan came; from now on spans are recorded if it asks for that."""
+        """Handle a plan: record its step if the plan requests that."""
         self.is_on, self._plan, self._ready_s = plan.traced, plan, None
         if not plan.traced:
             self._rows.clear()
@@ -125,20 +125,20 @@ class Timeline:
         self._probe(NUM_PROBES)
 
     def ready(self) -> None:
-        """This peer did its part of the step."""
+        """Register that this peer has finished its part of the step."""
         self._ready_s = self.now_s()
         self.add(SpanKind.READY, self._ready_s)
         self._probe(1)
 
     def commit_heard(self) -> None:
-        """The step counts; it is yet to be applied."""
+        """Register that the step is committed, before it is applied."""
         if self._ready_s is not None:
             self.add(SpanKind.WAIT_COMMIT, self._ready_s)
             self.add(SpanKind.COMMIT, self.now_s())
         self._ready_s = None
 
     def tell(self) -> None:
-        """The step is applied, or its attempt over: say what was recorded, and forget it."""
+        """Send and clear the spans; the step is applied, or its attempt over."""
         if not self.is_on or self._plan is None:
             return
         now_s, plan, self._plan = self._clock.now_s(), self._plan, None
@@ -162,11 +162,11 @@ class Timeline:
     # ---- the coordinator's clock
 
     def joined(self) -> None:
-        """A conversation with the coordinator begins; it may be another one, on another clock."""
+        """Forget the offset to the coordinator's clock, after a new connection."""
         self._coordinator = RemoteClock()
 
     def heard(self, reply: ClockReply) -> None:
-        """The coordinator told its time."""
+        """Handle the coordinator's reply to a clock probe."""
         trip = RoundTrip(
             sent_us=reply.sent_us,
             remote_us=reply.coordinator_us,
@@ -176,19 +176,19 @@ class Timeline:
         self._probe(self._probes_left - 1)
 
     def _probe(self, num_probes: int) -> None:
-        """Ask for the time: at both ends of a step, when few frames would delay the answer."""
+        """Probe the clock, at both ends of a step, when few frames delay the reply."""
         self._probes_left = num_probes
         if self.is_on and num_probes > 0:
             self._say(ClockProbe(_us(self._clock.now_s())))
 
 
 def _columns(rows: Iterable[_Row]) -> tuple[int, Spans]:
-    """When the first span begins on this peer's clock, and all spans."""
+    """Return the begin of the first span on this peer's clock, and all spans."""
     kinds, begins, ends, steps, microbatches, samples, boundaries, directions, num_bytes = zip(
         *rows, strict=True
     )
     begin_us = [_us(begin_s) for begin_s in begins]
-    # Each end is rounded for itself, so that what did not overlap does not overlap now.
+    # Each end is rounded on its own, so that spans that did not overlap do not overlap now.
     ends_us = [_us(end_s) for end_s in ends]
     origin_us = min(begin_us)
     spans = Spans(

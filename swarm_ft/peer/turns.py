@@ -1,13 +1,14 @@
-"""Whose task a peer's one compute thread takes next, of those of several runs. Pure.
+"""A fair queue for the compute thread of a peer that works for several runs. Pure.
 
-A task runs to its end; each run's tasks go in the order in which they came. What others wait for
-goes before what fills time (gradients of weights, evaluations), in whatever run. Of runs that are
-alike in that, the one comes next that had least of the thread for its weight; who had nothing to
-do meanwhile is owed nothing for it (start-time fair queueing, Goyal et al. 1996). What fills time
-is due all the same once its run is MAX_LAG_S behind.
+A task runs to its end; each run's tasks keep their order. Tasks that other peers wait for precede
+background tasks (gradients of weights, evaluations), across all runs. Among equal runs the one
+comes next that has used least of the thread for its weight. An idle run saves up no claims for
+later (start-time fair queueing, Goyal et al. 1996). A background task becomes urgent once its run
+is MAX_LAG_S behind.
 
-Runs of one claim share its weight, by their priorities: more runs, or higher priorities, give an
-owner no more of the thread. A run without a claim has its priority for a weight.
+Runs with the same claim divide the claim's weight by their priorities: with more runs, or with
+higher priorities, an owner gets no more of the thread. The weight of a run without a claim is its
+priority.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 T = TypeVar("T", bound=Hashable)
 
 MAX_LAG_S = 1.0
-"""Of the usual weight: by so much less a run had of the thread than the one that comes first."""
+"""Seconds, at the usual weight, by which a run's use may lag behind the run that comes first."""
 
 
 @dataclass(slots=True)
 class _Queue(Generic[T]):
-    """One run's tasks, and whether each only fills time.
+    """A run's tasks, each with a flag for background work.
 
     Attributes:
-        had_s: seconds that its tasks took, by its weight.
+        had_s: Seconds that the run's tasks took, divided by its weight.
+        weight: Weight of the run.
+        tasks: Tasks in order.
     """
 
     had_s: float
@@ -41,21 +44,21 @@ class _Queue(Generic[T]):
 
     @property
     def only_fills(self) -> bool:
-        """Whether what comes next does."""
+        """Whether the next task is background work."""
         return self.tasks[0][1]
 
 
 class Turns(Generic[T]):
-    """See the module's docstring. Tasks are the caller's, each of them another one."""
+    """The fair queue; see the module. Tasks are distinct objects of the caller."""
 
     def __init__(self) -> None:
         self._queues: dict[RunId, _Queue[T]] = {}
         self._claims: dict[RunId, tuple[Claim, int]] = {}
         self._now_s = 0.0
-        """What the run whose task began last had by then."""
+        """Use of the run whose task began last, as of then."""
 
     def weigh(self, run_id: RunId, priority: int, claim: Claim = NO_CLAIM) -> None:
-        """Give a run this priority among the runs of its claim from now on."""
+        """Set a run's priority among the runs of its claim."""
         self._claims[run_id] = claim, priority
         self._queue(run_id)
         self._weigh_all()
@@ -72,14 +75,14 @@ class Turns(Generic[T]):
             self._queues[run_id].weight = weight
 
     def put(self, run_id: RunId, task: T, *, fills: bool = False) -> None:
-        """A task wants to run; `fills`: nobody waits for it yet."""
+        """Queue a task. `fills`: it is background work, which nobody waits for yet."""
         queue = self._queue(run_id)
         if not queue.tasks:
             queue.had_s = max(queue.had_s, self._now_s)
         queue.tasks.append((task, fills))
 
     def next(self) -> tuple[RunId, T] | None:
-        """The task that begins now, and whose it is; None if nobody has one."""
+        """Remove and return the task that runs next, with its run; None if there is none."""
         waiting = {run: queue for run, queue in self._queues.items() if queue.tasks}
         if not waiting:
             return None
@@ -96,13 +99,13 @@ class Turns(Generic[T]):
         return run_id, queue.tasks.popleft()[0]
 
     def took(self, run_id: RunId, seconds: float) -> None:
-        """The task that began last has ended."""
+        """Add the seconds of the run's task that has ended."""
         queue = self._queues.get(run_id)
         if queue is not None:
             queue.had_s += seconds / queue.weight
 
     def forget(self, run_id: RunId) -> None:
-        """The run is over here."""
+        """Remove a run and its tasks."""
         self._queues.pop(run_id, None)
         if self._claims.pop(run_id, None) is not None:
             self._weigh_all()

@@ -1,1 +1,1 @@
-"""The torch engine of one pipeline stage. Knows transformers and safetensors; no peers, no wire."""
+"""The torch engine of one pipeline stage. Imports transformers and safetensors, but no network."""

@@ -1,9 +1,9 @@
-"""Low-rank adapters beside the linear layers of a stage's blocks: peft's modules, begun alike.
+"""Low-rank adapters beside the linear layers of a stage's blocks, with peft's modules.
 
-The base is frozen, but for a head of classes, which trains whole beside them. What an adapter
-begins with follows from the run's seed and its layer's name, by arithmetic that has one result on
-every machine: replicas begin with the same bits, and a run does not depend on where its model was
-cut. Layers may be in any of `stage.forms`; adapters and heads are float32.
+The base is frozen, except a classifier's head, which trains in full. An adapter's initial values
+follow from the run's seed and its layer's name, by arithmetic with the same result on every
+machine. Replicas therefore begin with the same bits, and a run does not depend on the cut of its
+model. Base layers may have any form of `stage.forms`; adapters and heads are float32.
 
 Shape suffixes: o outputs, i inputs of a layer, r the rank.
 """
@@ -41,31 +41,34 @@ from swarm_ft.stage.heads import drawn
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.skeleton import is_below
 
-if TYPE_CHECKING:  # peft is imported by runs with adapters alone: it takes its time
+if TYPE_CHECKING:  # only runs with adapters import peft, which takes seconds
     from peft import LoraConfig
     from peft.tuners.lora import LoraLayer
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-"""Of a directory that `PeftModel.from_pretrained` loads."""
+"""Files of a directory that `PeftModel.from_pretrained` loads."""
 _NAME = "default"
-"""peft's own, of an only adapter; it is in the names of a stage's state, and in no result."""
+"""Name that peft gives to the only adapter.
+
+It is part of names in a stage's state, not in a result.
+"""
 _PREFIX = "base_model.model."
 _TASKS = {
     TaskKind.CAUSAL_LM: "CAUSAL_LM",
     TaskKind.CLASSIFICATION: "SEQ_CLS",
     TaskKind.TOKEN_CLASSIFICATION: "TOKEN_CLS",
 }
-"""peft's own words."""
+"""Task names of peft."""
 
 
-# ---- which layers get one
+# ---- the layers that get adapters
 
 
 @torch.no_grad()
 def is_linear(layer: nn.Module) -> bool:
-    """Whether adapters can stand beside a layer: of inputs it makes as many outputs as it says.
+    """Whether an adapter can stand beside a layer: the layer returns `out_features` outputs.
 
-    Some mixtures' routers are linear layers that give more than that.
+    Some routers of mixtures are linear layers with more outputs.
     """
     if type(layer).forward in (nn.Linear.forward, Conv1D.forward):
         return True
@@ -77,7 +80,7 @@ def is_linear(layer: nn.Module) -> bool:
 
 
 def targets_of(model: PreTrainedModel, architecture: Architecture, spec: RunSpec) -> list[str]:
-    """Names of the layers that get adapters, of a whole model or a stage of it."""
+    """Return the names of the layers that get adapters, of a whole model or of a stage."""
     layers = spec.trained_layers
     parts = {block_part(index) for index in range(layers.start, layers.stop)}
     linear = [name for name, layer in model.named_modules() if is_linear(layer)]
@@ -89,10 +92,10 @@ def targets_of(model: PreTrainedModel, architecture: Architecture, spec: RunSpec
 
 
 def _means_experts(end: str, model: PreTrainedModel) -> bool:
-    """Whether peft takes a name for that of experts which transformers now has in one tensor.
+    """Whether peft takes a name for experts that transformers now stores in one tensor.
 
-    No `adapter_config.json` can say that another layer of this name has an adapter: a shared
-    expert, or the dense block of a mixture.
+    Then no `adapter_config.json` can name another layer of this name: a shared expert, or the dense
+    block of a mixture.
     """
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
@@ -100,7 +103,7 @@ def _means_experts(end: str, model: PreTrainedModel) -> bool:
     config = LoraConfig(target_modules={end})
     try:
         convert_peft_config_for_transformers(config, model, None)
-    except ValueError:  # one of several that are in one tensor
+    except ValueError:  # the name is one of several in one tensor
         return True
     taken: set[str] = config.target_modules
     return taken != {end}
@@ -111,12 +114,12 @@ def _end_of(name: str) -> str:
 
 
 def with_adapters(checkpoint: Checkpoint, spec: RunSpec) -> RunSpec:
-    """The run, whose model then tells what its adapters weigh, if it trains any.
+    """Return the run with the size of its adapters in its model, if it trains any.
 
-    Refuses, before a job is submitted, those that the model's stages cannot have.
+    The client calls this before it submits a job, to refuse adapters that the model cannot have.
 
     Raises:
-        BadOption: a target is no layer of the blocks, or peft does not take it.
+        BadOption: A target is no linear layer of the blocks, or peft rejects it.
     """
     if not spec.train.adapts:
         return spec
@@ -139,7 +142,7 @@ def with_adapters(checkpoint: Checkpoint, spec: RunSpec) -> RunSpec:
 def _tried(
     model: PreTrainedModel, names: Collection[str], train: TrainOptions
 ) -> dict[str, Tensor]:
-    """Adapters put into a model without memory, and read back as peft does."""
+    """Inject adapters into a model without memory, and read them back as peft does."""
     from peft import get_peft_model_state_dict
     from peft.utils.transformers_weight_conversion import (
         convert_peft_adapter_state_dict_for_transformers as converted,
@@ -167,7 +170,7 @@ def _ends_with(name: str, target: str) -> bool:
 
 
 def _linear_in(checkpoint: Checkpoint, spec: RunSpec) -> str:
-    """The last parts of the names of all that could have adapters."""
+    """Return the last parts of the names of all layers that could have adapters."""
     every = replace(spec, train=replace(spec.train, target_modules=ALL_LINEAR))
     names = targets_of(checkpoint.skeleton, checkpoint.architecture, every)
     return ", ".join(dict.fromkeys(map(_end_of, names))) or "none"
@@ -180,28 +183,28 @@ def attach(module: StageModule, spec: RunSpec) -> None:
     """Freeze a stage, and put adapters beside its layers.
 
     Args:
-        module: has its weights.
-        spec: with adapters.
+        module: Stage with its weights.
+        spec: Run with adapters.
 
     Raises:
-        BadOption: peft does not take a layer.
+        BadOption: peft rejects a layer.
     """
     module.requires_grad_(False)
     names = targets_of(module.causal, module.architecture, spec)
     for layer in map(module.causal.get_submodule, names):
         packing = packing_of(layer)
-        if packing is not None:  # where peft looks for it, if the layer itself does not say
+        if packing is not None:  # peft reads the shape here if the layer does not have it
             layer.weight.ds_shape = packing.shape
     if names:
         _inject(module.causal, names, spec.train)
     for name, layer in _adapted(module).items():
         _begin(layer, f"{spec.train.seed}/adapter/{name}")
-    for head in heads_in(module, spec):  # last: peft freezes all that is no adapter
+    for head in heads_in(module, spec):  # last, because peft freezes all other weights
         module.get_submodule(head).requires_grad_(True)
 
 
 def heads_in(module: StageModule, spec: RunSpec) -> tuple[str, ...]:
-    """What of a stage trains whole beside adapters."""
+    """Return the names of modules of a stage that train in full beside adapters."""
     return module.architecture.new_ends if spec.train.has_classes and module.is_last else ()
 
 
@@ -209,7 +212,7 @@ def _inject(model: PreTrainedModel, names: Collection[str], train: TrainOptions)
     from peft import inject_adapter_in_model
 
     try:
-        with torch.device("meta"):  # what they begin with is not what peft would draw
+        with torch.device("meta"):  # peft's own initial values are not used
             inject_adapter_in_model(_config(model, names, train), model, _NAME)
     except (ValueError, TypeError) as error:
         raise BadOption(f"--target-modules {train.target_modules}: {error}") from error
@@ -240,7 +243,10 @@ def _adapted(module: StageModule) -> dict[str, LoraLayer]:
 
 @torch.no_grad()
 def _begin(layer: LoraLayer, seed: str) -> None:
-    """A is drawn, evenly within 1 / sqrt(inputs) as peft has it; B is 0; DoRA's lengths are W's."""
+    """Initialise an adapter: A uniform within 1 / sqrt(inputs), as in peft; B 0.
+
+    DoRA's lengths as W's.
+    """
     base = layer.get_base_layer()
     a_ri, b_or = layer.lora_A[_NAME], layer.lora_B[_NAME]
     drawn_ri = drawn(seed, a_ri.weight.shape) * (1.0 / math.sqrt(a_ri.weight.shape[1]))
@@ -256,16 +262,16 @@ def _on(base: nn.Module, values: Tensor) -> nn.Parameter:
 
 
 def _lengths(weight_oi: Tensor) -> Tensor:
-    """Euclidean, of the rows, summed in one order whatever computes it."""
+    """Return the Euclidean norms of the rows, summed in the same order on every machine."""
     squares = weight_oi.detach().cpu().double().square()
     return summed(squares, 1)[:, 0].sqrt().float()
 
 
-# ---- what comes of it
+# ---- results
 
 
 def adapter_weights(module: StageModule) -> dict[str, Tensor]:
-    """A stage's part of `WEIGHTS_FILE`, by peft's names; a head that trains whole is in it."""
+    """Return a stage's part of `WEIGHTS_FILE` by peft's names, with a head that trains in full."""
     found = {
         name: weight.detach()
         for name, weight in module.trainable().items()
@@ -279,7 +285,7 @@ def adapter_weights(module: StageModule) -> dict[str, Tensor]:
 
 
 def merged_weights(module: StageModule) -> dict[str, Lazy]:
-    """A stage's weights with its adapters added, by the names that they had without."""
+    """Return a stage's weights with its adapters merged, by the names of the base model."""
     weights = {
         name.replace(".base_layer.", "."): tensor
         for name, tensor in in_float32(module).items()
@@ -302,9 +308,9 @@ def _merged(layer: LoraLayer) -> Tensor:
 
 
 def save_adapter_config(directory: Path, checkpoint: Checkpoint, spec: RunSpec) -> None:
-    """Write `CONFIG_FILE`: which model the adapter is for, and at which layers it stands.
+    """Write `CONFIG_FILE`: the base model of the adapter, and the layers that it adapts.
 
-    They are told by the ends of their names where that says the same, as people write them.
+    Layers are named by the ends of their names where these are unambiguous, as people write them.
     """
     from peft.tuners.tuners_utils import check_target_module_exists
 

@@ -1,9 +1,10 @@
-"""Where a model keeps its parts, found by running what lies around its blocks. Knows no weights.
+"""The parts of a model and their names, found by running the modules around its blocks.
 
-Any causal model of transformers will do that is one stack of blocks, which hand one hidden tensor
-on and need nothing else of the text. What they all are given of weights alone, such as a table of
-relative positions, every stage makes for itself. No table says which is what: the model runs
-without memory, its blocks replaced by probes that note what they are given.
+Any causal model of transformers is supported that is one stack of blocks, where each block gets one
+hidden tensor and nothing else that depends on the text. Values that all blocks get and that depend
+on weights alone, such as a table of relative positions, are computed by every stage. The parts are
+not listed in a table: the model runs without memory, and probes in the place of its blocks record
+their inputs. This module reads no weights.
 
 Shapes: B samples, T tokens, C channels, V vocabulary.
 """
@@ -43,22 +44,23 @@ EMBED_PART = "embeddings"
 SHARED_PART = "shared by all blocks"
 HEAD_PART = "head"
 _POOLER = "pooler"
-"""How the name ends of what makes one vector of a text, in front of the head."""
+"""Ending of the name of a pooler, which makes one vector of a text, in front of the head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """Names of a causal model's parts, complete from its root on.
+    """Full names of a causal model's parts.
 
     Attributes:
-        num_blocks: of the whole model.
-        blocks: the list of transformer blocks.
-        embeddings: modules that only the first stage needs.
-        ends: modules that only the last stage needs: the final norm and the head, mostly.
-        shared: modules that every stage needs, since all blocks are given what they make.
-        token_embeddings: the tokens' table, one of `embeddings`.
-        head: what makes logits of channels, one of `ends`; a linear layer, but for some of classes.
-        positions: how many tokens there are positions for, where these are a table.
+        num_blocks: Number of blocks of the whole model.
+        blocks: Name of the list of transformer blocks.
+        embeddings: Modules that only the first stage needs.
+        ends: Modules that only the last stage needs, usually the final norm and the head.
+        shared: Modules that every stage needs, because all blocks get their output.
+        token_embeddings: Table of token embeddings, one of `embeddings`.
+        head: Module that computes logits of channels, one of `ends`. It is a linear layer, except
+            in some classifiers.
+        positions: Number of tokens that have a position, where positions are a table; else None.
     """
 
     num_blocks: int
@@ -82,11 +84,11 @@ class Architecture:
 
     @property
     def new_ends(self) -> tuple[str, ...]:
-        """What a model that never told classes lacks: the head, BERT's pooler in front of it."""
+        """Modules that a model without classes lacks: the head, and BERT's pooler before it."""
         return (self.head, *(end for end in self.ends if end.endswith(_POOLER)))
 
     def part_of(self, name: str) -> str:
-        """The part that a tensor is of, by its name; `EMBED_PART`, or another of them."""
+        """Return the part of a tensor by its name: `EMBED_PART` or another part's name."""
         if is_below(name, [self.blocks]):
             return block_part(int(name.removeprefix(f"{self.blocks}.").partition(".")[0]))
         if is_below(name, self.shared):
@@ -95,28 +97,31 @@ class Architecture:
 
 
 def block_part(index: int) -> str:
-    """Name of a block, in messages and in `tensor_names`."""
+    """Return the name of a block, for messages and `tensor_names`."""
     return f"block {index}"
 
 
-# ---- what follows from the config alone
+# ---- values that follow from the config alone
 
-# They change no number that is computed with given weights, and differ between copies of a model.
+# These settings change no result with given weights, and differ between copies of a model.
 _NO_SETTINGS = ("architectures", "dtype", "tie_word_embeddings", "transformers_version")
 
 
 def settings_text(config: ModelConfig) -> str:
-    """A config's fields as one canonical text: equal texts and weights, equal computation."""
+    """Return a config's fields as canonical text.
+
+    Equal texts and weights mean equal computation.
+    """
     fields = config.to_diff_dict()
     said = {k: v for k, v in fields.items() if k not in _NO_SETTINGS and not k.startswith("_")}
     return json.dumps(said, sort_keys=True, default=str)
 
 
 def check_model_type(model_type: str, task: Task) -> None:
-    """Whether transformers has models of this type for a task.
+    """Check that transformers has models of this type for a task.
 
     Raises:
-        BadModel: it has none.
+        BadModel: There are none.
     """
     head = head_of(task)
     if model_type not in head.class_names:
@@ -127,30 +132,30 @@ def check_model_type(model_type: str, task: Task) -> None:
 
 
 def check_seq_length(architecture: Architecture, seq_length: int) -> None:
-    """Refuse samples that the model has no positions for.
+    """Refuse samples that are longer than the model's positions.
 
     Raises:
-        BadOption: the samples are too long.
+        BadOption: The samples are too long.
     """
     longest = architecture.positions
     if longest is not None and seq_length > longest:
         raise BadOption(f"--seq-length {seq_length}: the model has {longest} positions")
 
 
-# ---- a model, and what was found of it
+# ---- a model and the findings about it
 
 Given = Sequence[tuple[str, object]]
-"""By name; in the place of a weight that is given as it is, that one's name."""
+"""Inputs of a block by name; for an unchanged weight of the model, its name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anatomy:
-    """A model without its weights, and what was found by running it.
+    """A model without its weights, and the findings of its run.
 
     Attributes:
-        skeleton: see `build_skeleton`; who changes it does so in a copy.
-        architecture: where it keeps its parts.
-        given: what each of its blocks gets beside its hidden states.
+        skeleton: Model of `build_skeleton`; change only copies of it.
+        architecture: Names of its parts.
+        given: Inputs of each block beside its hidden states.
     """
 
     skeleton: PreTrainedModel
@@ -158,10 +163,10 @@ class Anatomy:
     given: Sequence[Given]
 
     def cut(self, layers: LayerRange) -> PreTrainedModel:
-        """A stage of the model: its blocks, and of what is around them what it needs.
+        """Return a stage of the model: its blocks, and the modules around them that it needs.
 
         Raises:
-            BadModel: in the stage the blocks would be given something else than in the whole.
+            BadModel: The stage's blocks would get other inputs than in the whole model.
         """
         found, stage = self.architecture, copy.deepcopy(self.skeleton)
         around = (*found.embeddings, *found.shared, *found.ends)
@@ -174,20 +179,21 @@ class Anatomy:
 
 
 def anatomy_of(config: ModelConfig, task: Task) -> Anatomy:
-    """Build a model and find out where it keeps its parts; of equal configs the same one.
+    """Build a model and find its parts; equal configs share the result.
 
-    A peer asks for its checkpoint and again for its stage; of 80 blocks it takes half a second.
+    A peer needs the anatomy for its checkpoint and again for its stage; with 80 blocks it takes
+    half a second.
 
     Raises:
-        BadModel: it cannot be cut; says why.
-        ValueError: transformers cannot build it from these numbers.
+        BadModel: The model cannot be cut; the message has the reason.
+        ValueError: transformers cannot build a model of this config.
     """
     return _anatomy(_Asked(settings_text(config), task, config))
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What an anatomy is known by: what follows from a config alone, and the task."""
+    """Cache key of an anatomy: the settings of a config, and the task."""
 
     settings: str
     task: Task
@@ -198,7 +204,7 @@ class _Asked:
 def _anatomy(asked: _Asked) -> Anatomy:
     found = _taken_apart(build_skeleton(asked.config, asked.task))
     count = found.architecture.num_blocks
-    if count > 1:  # tried before anybody hosts a stage of it
+    if count > 1:  # a trial cut, before a peer hosts a stage of it
         fill_buffers(found.cut(LayerRange(count // 2, count)))
     return found
 
@@ -228,7 +234,7 @@ def _taken_apart(skeleton: PreTrainedModel) -> Anatomy:
     return Anatomy(skeleton=skeleton, architecture=architecture, given=trace.given)
 
 
-# ---- which module is what
+# ---- the role of each module
 
 
 def _refused(skeleton: PreTrainedModel, why: str) -> BadModel:
@@ -243,7 +249,7 @@ def _check_kind(skeleton: PreTrainedModel) -> None:
 
 
 def _blocks_of(skeleton: PreTrainedModel) -> str:
-    """The list of blocks: in the base, as long as the config says, in no other such list."""
+    """Return the name of the list of blocks, by its length and place in the base."""
     count = skeleton.config.num_hidden_layers
     found: list[str] = []
     prefix, base = base_of(skeleton)
@@ -258,13 +264,13 @@ def _blocks_of(skeleton: PreTrainedModel) -> str:
 
 
 def _pipeline_plan(skeleton: PreTrainedModel) -> Mapping[str, object]:
-    """What transformers itself says of parts: `layers` among them, in about half the families."""
+    """Return transformers' own pipeline plan by part; about half the families have one."""
     plan: Mapping[str, object] | None = skeleton.config.base_model_pp_plan
     return plan or {}
 
 
 def _around(skeleton: PreTrainedModel, blocks: str) -> Iterator[str]:
-    """Modules that hold no blocks and are of one stage alone: all with weights, and dropout."""
+    """Yield modules around the blocks that belong to one stage: with weights, or dropout."""
     holders = [""]
     for piece in blocks.split(".")[:-1]:
         holders.append(f"{holders[-1]}.{piece}".lstrip("."))
@@ -287,7 +293,7 @@ def _name_of(skeleton: PreTrainedModel, module: nn.Module | None, what: str) -> 
 
 
 def _head_of(skeleton: PreTrainedModel) -> str:
-    """What makes logits: of tokens, or of classes beside the base."""
+    """Return the name of the module that computes logits of tokens, or of classes."""
     if skeleton.get_output_embeddings() is not None:
         return _name_of(skeleton, skeleton.get_output_embeddings(), "output embeddings")
     base, _ = base_of(skeleton)
@@ -303,7 +309,7 @@ def _head_of(skeleton: PreTrainedModel) -> str:
 def _sides(
     skeleton: PreTrainedModel, called: list[str], around: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Modules that are called in front of the blocks and behind them; who is not called, too."""
+    """Return the modules in front of the blocks, and those behind them or never called."""
     first, last = called.index(_BLOCK), len(called) - called[::-1].index(_BLOCK)
     before, after = [name for name in called[:first] if name in around], called[last:]
     for name in around:
@@ -328,16 +334,16 @@ def _positions(skeleton: PreTrainedModel, table: str, before: Iterable[str]) -> 
     buffers = (buffer.shape for _, buffer in skeleton.named_buffers())
     if not tables and not any(longest in shape for shape in buffers):
         return None
-    # Of RoBERTa's table, the first rows are for what pads.
+    # The first rows of RoBERTa's table are for padding.
     padding = (one.padding_idx for one in tables if one.num_embeddings == longest)
     return longest - max((index + 1 for index in padding if index is not None), default=0)
 
 
-# ---- running what is around the blocks
+# ---- a run of the modules around the blocks
 
 _BLOCK = "block"
 _NUM_SAMPLES, _NUM_TOKENS = 2, 5
-# What blocks return: the hidden states, or, in older families, a tuple that begins with them.
+# Blocks return the hidden states, or, in older families, a tuple that begins with them.
 _FORMS: tuple[Callable[[Tensor], object], ...] = (
     lambda hidden: hidden,
     lambda hidden: (hidden,),
@@ -348,12 +354,13 @@ _FORMS: tuple[Callable[[Tensor], object], ...] = (
 
 @dataclass(slots=True)
 class _Trace:
-    """A run of a model whose blocks do nothing.
+    """Record of a model's run with blocks that do nothing.
 
     Attributes:
-        called: names of modules around the blocks, and `_BLOCK` for each of these, in order.
-        given: what each block got beside its hidden states.
-        shared: names of modules of whose weights alone some of that is made.
+        called: Names of modules around the blocks in order of their calls, with `_BLOCK` for a
+            block.
+        given: Inputs of each block beside its hidden states.
+        shared: Names of modules whose weights alone determine some of these inputs.
     """
 
     called: list[str] = field(default_factory=list)
@@ -364,7 +371,10 @@ class _Trace:
 def _traced(
     skeleton: PreTrainedModel, blocks: str, around: tuple[str, ...], layers: LayerRange
 ) -> _Trace:
-    """Trace of a model or stage, which is the same for tokens and for hidden states."""
+    """Return the trace of a model or stage.
+
+    It must be the same for tokens and for hidden states.
+    """
     skeleton.eval()
     shape = (_NUM_SAMPLES, _NUM_TOKENS)
     hidden = torch.zeros(*shape, embedded_size(skeleton, layers), requires_grad=True).clone()
@@ -382,8 +392,8 @@ def _traced(
 def _run(
     skeleton: PreTrainedModel, blocks: str, around: tuple[str, ...], forward: Callable[..., object]
 ) -> _Trace:
-    # Of an exception only the words: its traceback and this frame would hold each other, and all
-    # tensors of the trace, until the garbage collector comes.
+    # Only the texts of exceptions are stored. A traceback and this frame would hold each other, and
+    # the tensors of the trace, until the next garbage collection.
     failures: list[str] = []
     for form in _FORMS:
         trace = _Trace()
@@ -392,7 +402,7 @@ def _run(
                 forward(use_cache=False)
         except BadModel:
             raise
-        except Exception as exc:  # noqa: BLE001 - of some family's own code, for any reason
+        except Exception as exc:  # noqa: BLE001 - a family's own code may raise anything
             failures.append(f"{type(exc).__name__}: {exc}".partition("\n")[0])
         else:
             return trace
@@ -440,7 +450,7 @@ def _block_probe(
             raise _refused(
                 skeleton, f"expected its blocks to take hidden states {list(expected)}, not {came}"
             )
-        raise ValueError(f"block {index} is given {came}")  # of another form, perhaps
+        raise ValueError(f"block {index} is given {came}")  # another form may fit
     if index != len(trace.given):
         raise _refused(skeleton, "expected each block to be called once, one after the other")
     trace.called.append(_BLOCK)
@@ -462,7 +472,7 @@ def _block_probe(
 def _weightless(
     trace: _Trace, name: str, own: Callable[..., object], *inputs: object, **named: object
 ) -> object:
-    """A module that has no memory, on tensors that do: its results' shapes, filled with zeros."""
+    """Run a module without memory on real tensors; return zeros in the shapes of its results."""
     trace.called.append(name)
     with torch.device("meta"):
         result = own(*tree_map(_on_meta, inputs), **tree_map(_on_meta, named))
@@ -482,24 +492,24 @@ def _zeros(module: str, given: list[Tensor], value: object) -> object:
     if not value.is_floating_point():
         return torch.zeros(value.shape, dtype=value.dtype)
     made: Tensor = _Made.apply(module, value, _WEIGHT, *given)  # type: ignore[no-untyped-call]
-    return made.clone()  # some families change what they were given in place
+    return made.clone()  # some families modify their inputs in place
 
 
 _WEIGHT = torch.zeros((), requires_grad=True)
-"""In the place of all that a module without memory has."""
+"""Stand-in for all weights of a module without memory."""
 
 
 class _MadeBy(Protocol):
-    """What is remembered of a result: by which module, and whether of the text."""
+    """Origin of a result: its module, and whether it depends on the text."""
 
     module: str
     is_of_text: bool
 
 
 class _Made(torch.autograd.Function):
-    """Zeros in the place of a module's result, which remember what they are made of.
+    """Zeros in the place of a module's result, which record their origin.
 
-    Whatever is no floating-point number is of the text: tokens, or their places.
+    Inputs that are not floating-point numbers depend on the text: tokens, or their positions.
     """
 
     @staticmethod
@@ -512,7 +522,7 @@ class _Made(torch.autograd.Function):
 def _makers(
     skeleton: PreTrainedModel, around: Collection[str], value: Tensor
 ) -> frozenset[str] | None:
-    """Of which modules' weights a tensor is made, and of nothing else; None if of the text."""
+    """Return the modules whose weights alone determine a tensor; None if it depends on the text."""
     names = {id(weight): name for name, weight in skeleton.named_parameters()}
     found: set[str] = set()
     left, seen = [get_gradient_edge(value).node], set[object]()

@@ -1,7 +1,7 @@
-"""What a peer asks of the engine that trains its stage. Any object with these methods will do.
+"""The interface of engines that train a stage.
 
-Shapes: B samples, T tokens, C channels, V vocabulary. Everything is synchronous and is called in
-one compute thread, but for the properties, which any thread may read. Tensors come and go on the
+Shapes: B samples, T tokens, C channels, V vocabulary. All calls are synchronous and come from one
+compute thread, except properties, which any thread may read. Input and output tensors are on the
 CPU.
 """
 
@@ -19,27 +19,29 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.sampling import Sampling
 
 Lengths = Sequence[int | tuple[int, ...]] | None
-"""Tokens of each sample of a microbatch, or of each document of a sample that several share; None
-if all samples are one document, as long as the microbatch's tensor."""
+"""Tokens of each sample of a microbatch, or of each document of a packed sample.
+
+None means that every sample is one document in the full length of the tensor.
+"""
 
 
 def is_packed(lengths: Lengths) -> bool:
-    """Whether several documents share a sample."""
+    """Whether a sample contains several documents."""
     return any(isinstance(one, tuple) for one in lengths or ())
 
 
 def tokens_of(lengths: Sequence[int | tuple[int, ...]]) -> list[int]:
-    """Tokens of each sample [B]."""
+    """Return the tokens of each sample [B]."""
     return [sum(one) if isinstance(one, tuple) else one for one in lengths]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossAndGradient:
-    """What the last stage makes of a microbatch.
+    """Result of a microbatch at the last stage.
 
     Attributes:
-        loss_sum: cross-entropy in nats, summed over the microbatch's targets.
-        input_gradient: float32 [B, T, C] of the step's mean loss; None if nobody waits for it.
+        loss_sum: Cross-entropy in nats, summed over the microbatch's targets.
+        input_gradient: Gradient of the step's mean loss, float32 [B, T, C]; None if not needed.
     """
 
     loss_sum: float
@@ -48,11 +50,11 @@ class LossAndGradient:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossAndCounts:
-    """What the last stage makes of a microbatch that is only evaluated.
+    """Result of a held-out microbatch at the last stage.
 
     Attributes:
-        loss_sum: cross-entropy in nats, summed over the microbatch's targets.
-        counts: of them, that the task's metrics are made of; see `Task.num_counts`.
+        loss_sum: Cross-entropy in nats, summed over the microbatch's targets.
+        counts: Counts of the targets for the task's metrics, see `Task.num_counts`.
     """
 
     loss_sum: float
@@ -60,323 +62,334 @@ class LossAndCounts:
 
 
 class Text(Protocol):
-    """A text that is continued at a stage, which keeps what its blocks need of it."""
+    """A text that a client continues at a stage, with the stage's cache of it."""
 
     @property
     def num_bytes(self) -> int:
-        """What it takes once it has as many tokens as it may have."""
+        """Bytes of the text at its full length."""
 
     def read(self, x: Tensor) -> Tensor:
-        """Compute the stage's output for the tokens that follow.
+        """Compute the stage's output for the next tokens.
 
         Args:
-            x: at the first stage int64 tokens [1, T], else float32 [1, T, C].
+            x: Tokens, int64 [1, T], at the first stage; else hidden states, float32 [1, T, C].
 
         Returns:
-            Float32 [1, T, C], not to be written to.
+            Output, float32 [1, T, C], not to be modified.
 
         Raises:
-            MalformedMessage: `x` is not what this stage takes, or more than the text may have.
-            NonFinite: the output is inf or NaN.
+            MalformedMessage: `x` is no input of this stage, or exceeds the text's length.
+            NonFinite: The output has inf or NaN.
         """
 
     def next_token(self, output: Tensor, sampling: Sampling | None) -> int:
-        """The token that is to follow all that was read, at the last stage.
+        """Choose the token that follows the text, at the last stage.
 
         Args:
-            output: of `read`, with the last token's at its end.
-            sampling: how it is drawn; None chooses the likeliest.
+            output: Result of `read` that ends with the last token's output.
+            sampling: Settings of the random choice; None: the most likely token.
 
         Raises:
-            NonFinite: a logit is inf or NaN.
+            NonFinite: A logit is inf or NaN.
         """
 
 
 class Engine(Protocol):
-    """Forward, backward and optimizer of blocks `layers`.
+    """Forward, backward and optimizer of the blocks `layers`.
 
-    A step is `begin_step`, then per microbatch `forward`, `backward` (last stage: both in one,
-    `forward_backward`) and `weight_gradients`, then `squared_grad_norm` and `apply`. A backward
-    computes what the stage upstream waits for; `weight_gradients` does the rest whenever there is
-    time, and then the microbatch is counted. Gradients are summed in the order of these calls.
-    Stages that hold copies of a weight that trains (`RunSpec.sharing`) exchange `shared_gradient`
-    and all `set_shared_gradient` the sum in between, before `squared_grad_norm`. A step that is
-    begun again keeps no trace of its first attempt; one that is resumed keeps the microbatches that
-    were counted. `OpenStep` keeps the books of this for any engine.
+    A step is `begin_step`; then for each microbatch `forward`, `backward` (at the last stage both
+    in one, `forward_backward`) and `weight_gradients`; then `squared_grad_norm` and `apply`.
+
+    * `backward` computes what the previous stage waits for. `weight_gradients` computes the rest at
+      any later time, and then the microbatch counts. Gradients are summed in the order of these
+      calls.
+    * Stages with copies of a weight that trains (`RunSpec.sharing`) exchange `shared_gradient`, and
+      set the sum with `set_shared_gradient` before `squared_grad_norm`.
+    * A step that begins again has no trace of its first try. A resumed step keeps the microbatches
+      that count.
+
+    `OpenStep` does this bookkeeping for any engine.
     """
 
     @property
     def layers(self) -> LayerRange:
-        """The stage's blocks."""
+        """Blocks of the stage."""
 
     @property
     def is_first(self) -> bool:
-        """Whether it takes tokens, and embeds them."""
+        """Whether the stage takes tokens and embeds them."""
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the head and the loss."""
+        """Whether the stage has the head and the loss."""
 
     @property
     def has_backward(self) -> bool:
-        """Whether anything trains here or below. Else `forward` keeps nothing for a `backward`.
+        """Whether weights train here or below; otherwise `forward` stores nothing for a `backward`.
 
-        `weight_gradients` follows it then, and counts the microbatch.
+        `weight_gradients` then follows `forward` directly, and the microbatch counts.
         """
 
     @property
     def sends_gradients(self) -> bool:
-        """Whether anything trains below this stage, and so waits for its input's gradients."""
+        """Whether weights train below this stage, so that it sends input gradients."""
 
     @property
     def num_values(self) -> int:
-        """How long `flat_gradient` is: 1 or more, so that replicas always have something to sum."""
+        """Length of `flat_gradient`, at least 1, so that replicas always have something to sum."""
 
     @property
     def state_bytes(self) -> int:
-        """What is there however many microbatches are: weights, gradients, the optimizer's state.
+        """Bytes of weights, gradients and optimizer state, which do not depend on microbatches.
 
         Raises:
-            OutOfTurn: not loaded.
+            OutOfTurn: The stage is not loaded.
         """
 
     @property
     def microbatch_bytes(self) -> int:
-        """What a whole microbatch holds between two calls, as those so far tell; 0 before them.
+        """Bytes of a full microbatch between two calls, measured so far; 0 before the first.
 
-        It holds it from its forward until its `weight_gradients` are done. Samples may be shorter
-        than the run's longest, and then it holds less.
+        A microbatch holds them from its forward until its `weight_gradients`. Shorter samples hold
+        less.
         """
 
     def load(self) -> None:
-        """Read this stage's weights and make the optimizer.
+        """Read this stage's weights and create the optimizer.
 
         Raises:
-            BadLayers, BadModel, RunMismatch: see `Checkpoint.load`.
-            BadOption: the run's adapters cannot stand beside the stage's layers.
+            BadLayers, BadModel, RunMismatch: See `Checkpoint.load`.
+            BadOption: The run's adapters do not fit the stage's layers.
         """
 
     # ---- a step
 
     def begin_step(self, step: StepNumber, num_targets: int) -> None:
-        """Start a step, or start it again: no gradients, no graphs.
+        """Start a step, or restart it, without gradients and graphs.
 
         Args:
-            step: its number.
-            num_targets: target tokens of the whole step; its loss is the mean over them.
+            step: Number of the step.
+            num_targets: Target tokens of the whole step; the loss is their mean.
 
         Raises:
-            MalformedMessage: no targets.
-            OutOfTurn: not loaded.
+            MalformedMessage: There are no targets.
+            OutOfTurn: The stage is not loaded.
         """
 
     def resume_step(
         self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
     ) -> None:
-        """Go on with the step under way: no graphs, the gradients of the counted microbatches.
+        """Resume the open step with the gradients of the microbatches that count, without graphs.
 
         Args:
-            step: its number.
-            counted: the microbatches, as the caller knows them.
-            gradient: their sum as `flat_gradient` gave it, if another was set since.
+            step: Number of the step.
+            counted: Microbatches that count, as the caller knows them.
+            gradient: Their sum from `flat_gradient`, if another gradient was set since; else None.
 
         Raises:
-            OutOfTurn: another step is under way, or others are counted, or one has had its
-                backward and no more: begin it again.
+            OutOfTurn: Another step is open, other microbatches count, or one is half done: begin
+                the step again.
         """
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths = None) -> Tensor:
-        """Compute the stage's output and keep the graph until `backward`.
+        """Compute the stage's output and store the graph until `backward`.
 
         Args:
-            microbatch: its index in the step; computing it again replaces its graph.
-            x: at the first stage int64 tokens [B, T], see `Samples.token_ids`, else float32
-                [B, T, C]. It is kept: the caller must not write to it before `backward`.
-            lengths: see `Lengths`; what is behind a sample's tokens pads. No document attends to
-                another, and the positions of each begin anew.
+            microbatch: Index in the step; a second computation replaces the graph.
+            x: Tokens, int64 [B, T], at the first stage, see `Samples.token_ids`; else hidden
+                states, float32 [B, T, C]. It must not be modified before `backward`.
+            lengths: See `Lengths`. Values behind a sample's tokens are padding. No document attends
+                to another, and each has its own positions.
 
         Returns:
-            Float32 [B, T, C] where the stage computes, and complete; not to be written to.
+            Output, float32 [B, T, C], complete, on the stage's device; not to be modified.
 
         Raises:
-            MalformedMessage: `x` is not what this stage takes.
-            NonFinite: the output is inf or NaN.
-            OutOfTurn: no step, or the microbatch has had its backward already.
+            MalformedMessage: `x` is no input of this stage.
+            NonFinite: The output has inf or NaN.
+            OutOfTurn: No step is open, or the microbatch had its backward already.
         """
 
     def forward_backward(
         self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor, lengths: Lengths = None
     ) -> LossAndGradient:
-        """Forward, loss and backward of a microbatch, at the last stage; see `backward`.
+        """Compute forward, loss and backward of a microbatch at the last stage; see `backward`.
 
         Args:
-            microbatch: its index in the step.
-            x: as `forward` takes it; in a one-stage swarm the tokens.
-            labels: int64 [B, T], of each token its class, or its id, which position t - 1
-                predicts; `NO_LABEL` if it is not learned.
-            lengths: as `forward` takes them.
+            microbatch: Index in the step.
+            x: Input, as for `forward`; in a run with one stage the tokens.
+            labels: Class of each token, or its id, which position t - 1 predicts, int64 [B, T];
+                `NO_LABEL` for tokens that are not learned.
+            lengths: Lengths, as for `forward`.
 
         Raises:
-            MalformedMessage, OutOfTurn: as `forward`.
-            NonFinite: the loss or the input's gradient is inf or NaN.
+            MalformedMessage, OutOfTurn: See `forward`.
+            NonFinite: The loss or the input gradient has inf or NaN.
         """
 
-    # ---- held-out samples: no graph, no dropout, nothing kept; a step need not be open
+    # ---- held-out samples: no graph, no dropout, no state; works without an open step
 
     def infer(self, x: Tensor, lengths: Lengths = None) -> Tensor:
-        """Compute the stage's output for samples that are only evaluated.
+        """Compute the stage's output for held-out samples.
 
         Args:
-            x: as `forward` takes it.
-            lengths: so too.
+            x: Input, as for `forward`.
+            lengths: Lengths, as for `forward`.
 
         Returns:
-            Float32 [B, T, C], not to be written to.
+            Output, float32 [B, T, C], not to be modified.
 
         Raises:
-            MalformedMessage: `x` is not what this stage takes.
-            NonFinite: the output is inf or NaN.
+            MalformedMessage: `x` is no input of this stage.
+            NonFinite: The output has inf or NaN.
         """
 
     def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
-        """Compute the loss of samples at the last stage, and how many targets are told rightly.
+        """Compute the loss of samples at the last stage, and the counts for metrics.
 
         Args:
-            x: as `forward` takes it.
-            labels: as `forward_backward` takes them.
-            lengths: as `forward` takes them.
+            x: Input, as for `forward`.
+            labels: Labels, as for `forward_backward`.
+            lengths: Lengths, as for `forward`.
 
         Raises:
-            MalformedMessage: as `forward_backward`.
-            NonFinite: the loss is inf or NaN.
+            MalformedMessage: See `forward_backward`.
+            NonFinite: The loss is inf or NaN.
         """
 
-    # ---- a text that is continued: no step need be open
+    # ---- generation; works without an open step
 
     def begin_text(self, max_tokens: int) -> Text:
-        """Make room for a text of at most so many tokens, nothing of which is read.
+        """Begin a text of at most `max_tokens` tokens.
 
         Raises:
-            BadModel: the model's blocks do not keep what they need of a text in transformers' own
-                cache, or it tells classes.
-            MalformedMessage: the model has fewer positions.
-            OutOfTurn: not loaded.
+            BadModel: The blocks do not store their state in transformers' cache, or the model is a
+                classifier.
+            MalformedMessage: The model has fewer positions.
+            OutOfTurn: The stage is not loaded.
         """
 
-    # ---- what trains, back
+    # ---- backward
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
-        """Compute the input's gradient and free the graph; keep what `weight_gradients` needs.
+        """Compute the input gradient, and keep what `weight_gradients` needs of the graph.
 
         Args:
-            microbatch: one that `forward` computed.
-            gradient: float32 [B, T, C], of the output. It is kept: the caller must not write to
-                it before `weight_gradients`.
+            microbatch: Microbatch after its `forward`.
+            gradient: Gradient of the output, float32 [B, T, C]. It must not be modified before
+                `weight_gradients`.
 
         Returns:
-            The input's gradient, float32 [B, T, C]; None if nobody below waits for it.
+            Input gradient, float32 [B, T, C]; None if no stage below needs it.
 
         Raises:
-            MalformedMessage: another shape or dtype than the output's.
-            NonFinite: the input's gradient is inf or NaN.
-            OutOfTurn: `forward` did not compute it, or it has had its backward already.
+            MalformedMessage: The gradient has another shape or dtype than the output.
+            NonFinite: The input gradient has inf or NaN.
+            OutOfTurn: The microbatch had no `forward`, or had its backward already.
         """
 
     def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
-        """Complete the weights' gradients by the microbatch's, and let go of all it holds.
+        """Compute the weight gradients of a microbatch and free all that it holds.
 
-        From now on it is counted.
+        The microbatch counts from now on.
 
         Raises:
-            OutOfTurn: it has had no backward, or is counted already.
+            OutOfTurn: The microbatch had no backward, or counts already.
         """
 
     def squared_grad_norm(self) -> float:
-        """Sum of squares of this stage's gradients, accumulated in float64.
+        """Return the sum of squares of this stage's gradients, accumulated in float64.
 
-        Weights of which several stages hold copies count once, at the first stage.
+        Weights that several stages hold count once, at the first stage.
 
         Raises:
-            NonFinite: a gradient is inf, NaN or as good as that, see `bounds.MAX_SQUARED_NORM`.
-            OutOfTurn: a microbatch has had its backward and no `weight_gradients`; so too for
-                `apply`, `flat_gradient` and `shared_gradient`.
+            NonFinite: A gradient has inf, NaN or values above `bounds.MAX_SQUARED_NORM`.
+            OutOfTurn: A microbatch had its backward, but no `weight_gradients`. `apply`,
+                `flat_gradient` and `shared_gradient` raise this too.
         """
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
-        """Scale the gradients, step the weights and end the step.
+        """Scale the gradients, update the weights and end the step.
 
         Args:
-            clip_factor: from 0 to 1, see `training_plan.clip_factor`.
-            learning_rate: of this step, see `training_plan.learning_rate_at`.
+            clip_factor: Factor from 0 to 1, see `training_plan.clip_factor`.
+            learning_rate: Learning rate of the step, see `training_plan.learning_rate_at`.
 
         Raises:
-            OutOfTurn: no step has begun, as after a first `apply`: a step counts once.
+            OutOfTurn: No step is open; a step is applied once.
         """
 
     def apply_sum(
         self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
     ) -> None:
-        """Apply a step that others computed, the sum [n] of whose gradients is known; see `apply`.
+        """Apply a step that other replicas computed, by the sum [n] of their gradients.
+
+        See `apply`.
 
         Raises:
-            MalformedMessage: the sum has another length or dtype.
-            OutOfTurn: not loaded.
+            MalformedMessage: The sum has another length or dtype.
+            OutOfTurn: The stage is not loaded.
         """
 
-    # ---- gradients on their way to others
+    # ---- gradients for exchange
 
     def flat_gradient(self) -> Tensor:
-        """All gradients of this stage, float32 [n], by name; zeros for none, a zero for nothing."""
+        """Return all gradients of this stage by name, float32 [n]; zeros for missing ones."""
 
     def take_sum(self, total: Tensor) -> None:
-        """Go on with the sum [n] of all replicas' gradients in the place of this one's.
+        """Replace this stage's gradients by the sum [n] over all replicas.
 
-        Nothing but gradients changes: moments do so at `apply`.
+        Only gradients change; `apply` updates the optimizer.
 
         Raises:
-            MalformedMessage: of another length or dtype.
+            MalformedMessage: The sum has another length or dtype.
         """
 
     def shared_gradient(self) -> Tensor:
-        """Gradients of weights that other stages hold and train too, float32 [n], in one order.
+        """Return the gradients of weights that other stages train too, float32 [n].
 
-        Of tied embeddings the first stage gives its token embeddings', the last its head's.
+        With tied embeddings, the first stage returns its token embeddings' gradient, the last stage
+        its head's.
         """
 
     def set_shared_gradient(self, total: Tensor) -> None:
-        """Take the sum [n] of all these stages' gradients; the same bits at all of them.
+        """Set the sum [n] of these stages' gradients, which has the same bits at all of them.
 
         Raises:
-            MalformedMessage: of another length or dtype.
+            MalformedMessage: The sum has another length or dtype.
         """
 
-    # ---- the stage as tensors
+    # ---- state as tensors
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of all that training goes on from, see `stage.weights`; best between two steps."""
+        """Return copies of the whole training state, see `stage.weights`.
+
+        Call it between two steps.
+        """
 
     def state_names(self) -> frozenset[str]:
-        """What the tensors of `state` are called; a block's are called alike in any stage."""
+        """Return the names of the tensors of `state`.
+
+        A block's names are the same in every stage.
+        """
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state` as if this stage had come to it; an open step is dropped.
+        """Continue from `state`; an open step is dropped.
 
         Raises:
-            BadSnapshot: it is not a state of this stage; nothing was changed.
-            OutOfTurn: not loaded.
+            BadSnapshot: The state is not of this stage; nothing was changed.
+            OutOfTurn: The stage is not loaded.
         """
 
     def export(self) -> Iterator[bytes]:
-        """This stage's weights as a safetensors shard, in pieces of a few MiB.
+        """Yield this stage's weights as a safetensors file, in pieces of a few MiB.
 
-        They are of `RunSpec.result_dtype`.
-
-        Of what several stages hold the first one's shard alone has it. Until the last piece is
-        taken nothing may be called that changes weights.
+        The dtype is `RunSpec.result_dtype`. Weights that several stages hold are in the first
+        stage's file alone. No call may change weights until the last piece is taken.
         """
 
 
-# ---- how far an engine is with each microbatch of its open step
+# ---- progress of an engine with the microbatches of its open step
 
 Graph = TypeVar("Graph")
 Left = TypeVar("Left")
@@ -384,17 +397,17 @@ Left = TypeVar("Left")
 
 @dataclass(slots=True)
 class OpenStep(Generic[Graph, Left]):
-    """One attempt at an optimizer step; a microbatch is in one of its three places at most.
+    """A try at an optimizer step; each microbatch is in at most one of the three collections.
 
     Attributes:
-        number: the step's.
-        num_targets: target tokens of the whole step; its loss is the mean over them.
-        graphs: what a microbatch's forward left for its backward.
-        left: what its backward left for its weights' gradients.
-        counted: those whose gradients are summed.
+        number: Number of the step.
+        num_targets: Target tokens of the whole step; the loss is their mean.
+        graphs: Graphs of microbatches after their forward.
+        left: Operands of the weight gradients, of microbatches after their backward.
+        counted: Microbatches whose gradients are summed.
 
     Raises:
-        MalformedMessage: no targets.
+        MalformedMessage: There are no targets.
     """
 
     number: StepNumber
@@ -410,10 +423,10 @@ class OpenStep(Generic[Graph, Left]):
             )
 
     def resume(self, step: StepNumber, counted: Set[MicrobatchIndex]) -> None:
-        """Drop what is under way, and keep what is counted.
+        """Drop the graphs, and keep the microbatches that count.
 
         Raises:
-            OutOfTurn: it is another step, or others are counted, or one is so by half.
+            OutOfTurn: Another step is open, other microbatches count, or one is half done.
         """
         if (self.number, self.counted) != (step, counted) or self.left:
             raise OutOfTurn(
@@ -424,10 +437,10 @@ class OpenStep(Generic[Graph, Left]):
         self.graphs.clear()
 
     def check_untouched(self, microbatch: MicrobatchIndex) -> None:
-        """Whether nothing of a microbatch is in the gradients.
+        """Check that nothing of a microbatch is in the gradients.
 
         Raises:
-            OutOfTurn: something is.
+            OutOfTurn: Something is.
         """
         if microbatch in self.counted:
             raise OutOfTurn(f"step {self.number}: microbatch {microbatch} is counted already")
@@ -435,10 +448,10 @@ class OpenStep(Generic[Graph, Left]):
             raise OutOfTurn(f"step {self.number}: microbatch {microbatch} has had its backward")
 
     def graph_of(self, microbatch: MicrobatchIndex) -> Graph:
-        """What there is for a backward.
+        """Return the graph of a microbatch, for its backward.
 
         Raises:
-            OutOfTurn: the microbatch has had no forward, or its backward already.
+            OutOfTurn: The microbatch had no forward, or had its backward already.
         """
         self.check_untouched(microbatch)
         if microbatch not in self.graphs:
@@ -446,12 +459,13 @@ class OpenStep(Generic[Graph, Left]):
         return self.graphs[microbatch]
 
     def count(self, microbatch: MicrobatchIndex) -> Left:
-        """Take what there is for the weights' gradients.
+        """Take the operands of a microbatch's weight gradients, and count the microbatch.
 
-        It counts from now on, so should they fail, nobody who knows of it less resumes the step.
+        It counts even if the weight gradients then fail, so that no caller resumes the step without
+        it.
 
         Raises:
-            OutOfTurn: the microbatch has had no backward, or is counted already.
+            OutOfTurn: The microbatch had no backward, or counts already.
         """
         if microbatch not in self.left:
             raise OutOfTurn(f"step {self.number}: nothing is left of microbatch {microbatch}")
@@ -459,10 +473,10 @@ class OpenStep(Generic[Graph, Left]):
         return self.left.pop(microbatch)
 
     def check_complete(self) -> None:
-        """Whether no microbatch is in the gradients by half.
+        """Check that no microbatch is half done.
 
         Raises:
-            OutOfTurn: one is.
+            OutOfTurn: One is.
         """
         if self.left:
             raise OutOfTurn(

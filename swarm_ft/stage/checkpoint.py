@@ -1,13 +1,15 @@
-"""A pre-trained checkpoint: what it is, and single blocks of it. Knows no device and no training.
+"""A pre-trained checkpoint: its description, and the weights of single blocks.
 
-A tensor's digest covers its dtype as stored, its shape and bytes; a part's digest covers the
-config's settings and the names and digests of its tensors, by the names of transformers; what all
-blocks share is of each block's part. A part's digest is keyed by the run (`ModelSpec.digest_key`).
-The tensors' digests have no key: they never leave a process, and a part's digest, which does, is
-one-way. So whoever learns the digests of one run can compute none of another, and a client that
-describes a model for another run reads no weights again. Files and shards do not matter: a copy
-that is cut into other shards, saved without the base model's prefix, or with a block's experts in
-one tensor, is the same model.
+A tensor's digest covers its stored dtype, shape and bytes. A part's digest covers the config's
+settings, and the names and digests of the part's tensors, by transformers' names; shared tensors
+belong to every block's part.
+
+A part's digest is keyed by the run (`ModelSpec.digest_key`). The tensors' digests have no key: they
+never leave a process, and a part's digest is one-way. Digests of one run therefore reveal none of
+another run, and a client that describes a model for another run reads no weights again.
+
+Files do not matter: a copy with other shards, without the base model's prefix, or with a block's
+experts in one tensor, is the same model. This module uses no device and does not train.
 """
 
 from __future__ import annotations
@@ -61,24 +63,24 @@ _PROBLEM_TYPES = {TaskKind.CLASSIFICATION: "single_label_classification"}
 _CODE_FIELDS = frozenset({"auto_map", "custom_pipelines"})
 QUANTISATION_FIELDS = ("quantization_config", "compression_config")
 QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Of ModelOpt, AutoGPTQ and AutoAWQ, which say nothing in config.json."""
+"""Files of ModelOpt, AutoGPTQ and AutoAWQ, which leave no trace in config.json."""
 FLOAT32_BYTES = 4
 NO_DIGEST = bytes(DIGEST_BYTES)
 CONFIG_DIFFERS = "the model differs in its config"
 SPREAD = 0.02
-"""Of a new head's weights, where the config does not say."""
+"""Standard deviation of a new head's weights, where the config has none."""
 CPU = torch.device("cpu")
 
 
 class Checkpoint:
-    """A checkpoint whose config and tensors' names were read, and no weights yet.
+    """A checkpoint whose config and tensor names were read, but no weights yet.
 
     Attributes:
-        reference: directory or hub id, as the user named it.
-        config: the transformers config, of a model that can be cut, with the task's classes.
-        task: what the model is for, which says what it ends in.
-        architecture: where that model keeps its parts.
-        unused: stored tensors that it has no place for.
+        reference: Directory or hub id, as the user wrote it.
+        config: Config of transformers, of a model that can be cut, with the task's classes.
+        task: Task of the model, which determines its head.
+        architecture: Names of the model's parts.
+        unused: Stored tensors that the model does not use.
     """
 
     def __init__(
@@ -110,17 +112,18 @@ class Checkpoint:
         self._check_complete()
 
     def describe(self, nonce: bytes | None = NO_NONCE, owner: str = "") -> ModelSpec:
-        """Read every tensor once, a few at a time, and digest it.
+        """Read every tensor once, a few at a time, and return the model with its digests.
 
-        A tied checkpoint's head digest covers the embeddings' tensor, as the head's weight.
+        With tied embeddings, the digest of the head covers the embeddings' tensor under the head's
+        name.
 
         Args:
-            nonce: of the run; a client draws one for each.
-            owner: name of the client whose run it is.
+            nonce: Nonce of the run; a client draws one for each run.
+            owner: Id of the client that owns the run.
 
         Raises:
-            BadModel: a tensor is unreadable or of another shape than the config's.
-            NonFiniteWeights: a value of a tensor is inf or NaN; names the file and the tensor.
+            BadModel: A tensor is unreadable, or has another shape than in the config.
+            NonFiniteWeights: A tensor has inf or NaN; the message names the file and the tensor.
         """
         digests = self._digests()
         block_bytes, linear_bytes = self._block_bytes()
@@ -142,10 +145,10 @@ class Checkpoint:
         return self.keyed(described, nonce, owner)
 
     def keyed(self, model: ModelSpec, nonce: bytes | None, owner: str) -> ModelSpec:
-        """The same model with the digests that this checkpoint has in another run.
+        """Return the model with the digests that this checkpoint has in another run.
 
         Raises:
-            BadModel, NonFiniteWeights: see `describe`, which has read the weights already.
+            BadModel, NonFiniteWeights: See `describe`, which has read the weights already.
         """
         model, digests = replace(model, nonce=nonce, owner=owner), self._digests()
         parts = {
@@ -159,7 +162,7 @@ class Checkpoint:
         )
 
     def _digests(self) -> dict[str, bytes]:
-        """The digest of each tensor; reads them all once."""
+        """Return the digest of each tensor, after reading all of them once."""
         if self._tensor_digests:
             return self._tensor_digests
         there = [name for name in self._own if name in self._recipes or self._begins(name)]
@@ -176,7 +179,7 @@ class Checkpoint:
         return digests
 
     def _dtype(self) -> Dtype:
-        """What the config says that most of its weights are."""
+        """Return the dtype of most weights, from the config."""
         said = getattr(self.config, "dtype", None)
         return next((one for one, dtype in TORCH_DTYPES.items() if dtype == said), Dtype.FLOAT32)
 
@@ -189,25 +192,25 @@ class Checkpoint:
         tie: bool = False,
         forms: Forms | None = None,
     ) -> dict[str, Tensor]:
-        """Tensors of these blocks alone, in float32, checked against the run's digests.
+        """Load the tensors of these blocks in float32, checked against the run's digests.
 
-        The stage at 0 also gets the embeddings, the one at the end the final norm and its own
-        copy of the head (of a tied checkpoint: of the embeddings) under the head's name. Each is
-        brought to where it stays in pieces: beside what is returned there are a few MiB, and of
-        tensors that are made of several (all experts of a block) those.
+        The first stage also gets the embeddings. The last one gets the final norm and its own copy
+        of the head (in a tied checkpoint: of the embeddings) under the head's name. Each tensor is
+        moved in pieces, so that a few MiB are used beside the result, and beside the stored parts
+        of a tensor that is assembled from several (all experts of a block).
 
         Args:
-            layers: which.
-            model: the run's.
-            device: where the tensors are to lie.
-            tie: with both ends of a tied checkpoint, one tensor for both, not a copy.
-            forms: in which some are to be held; a packed one is two tensors, see `forms.SCALES`.
+            layers: Blocks to load.
+            model: Model of the run.
+            device: Device of the tensors.
+            tie: With both ends of a tied checkpoint: whether both are one tensor, not two.
+            forms: Forms of frozen weights; a packed one is two tensors, see `forms.SCALES`.
 
         Raises:
-            BadLayers: layers outside the model.
-            BadModel: a tensor is missing or unreadable.
-            ModelDiffers: the checkpoint is not the run's; names the part that differs.
-            NonFiniteWeights: a value is inf or NaN, in the very weights of the run.
+            BadLayers: The layers are outside of the model.
+            BadModel: A tensor is missing or unreadable.
+            ModelDiffers: The checkpoint is not the run's; the message names the part that differs.
+            NonFiniteWeights: The run's own weights have inf or NaN.
         """
         if layers.stop > model.num_blocks:
             raise BadLayers(f"layers {layers}: the model has blocks {model.layers}")
@@ -229,7 +232,7 @@ class Checkpoint:
         for part, names in parts.items():
             found = {name: digests[taken_as[name]] for name in names}
             self._check_part(part, self._part_digest(names, found, model), model)
-        # Only now: of weights that are not the run's, a client learns nothing but that.
+        # Only after the digests: a client learns no more about weights that are not the run's.
         self._check_finite(parts, taken_as, non_finite)
         scales = {name: one for name, one in tensors.items() if name.endswith(SCALES)}
         named = scales | {name: tensors[taken] for name, taken in taken_as.items()}
@@ -240,7 +243,7 @@ class Checkpoint:
     def blank(
         self, layers: LayerRange, model: ModelSpec, *, tie: bool, forms: Forms
     ) -> dict[str, Tensor]:
-        """What `load` gives, with nothing in it: no file is read, nothing is checked."""
+        """Return tensors like those of `load` without values; nothing is read or checked."""
         names = [name for part in _parts_of(layers, model) for name in self._parts[part]]
         tensors: dict[str, Tensor] = {}
         for name in names:
@@ -255,10 +258,10 @@ class Checkpoint:
         return tensors
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer that lies beside the weights; see `prepare_for_classes`.
+        """Return the tokenizer beside the weights; see `prepare_for_classes`.
 
         Raises:
-            BadModel: there is none, or it cannot be read.
+            BadModel: There is none, or it cannot be read.
         """
         found = tokenizer_in(self._source)
         if self.task.labels:
@@ -267,7 +270,7 @@ class Checkpoint:
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """The tokens behind which `generate` of transformers ends a text of this model."""
+        """Tokens after which `generate` of transformers ends a text of this model."""
         return end_tokens_in(self._source, self.config)
 
     def save_config(
@@ -282,11 +285,12 @@ class Checkpoint:
         """Write the exported model's `config.json` and `generation_config.json`.
 
         Args:
-            directory: exists.
-            tie_word_embeddings: whether the exported weights lack a head of their own.
-            dtype: what they are stored in.
-            end_token_ids: by which training ended texts, beside the model's own.
-            tokenizer: of the result, which a classifier pads with; None leaves the model's own id.
+            directory: Existing directory.
+            tie_word_embeddings: Whether the exported weights have no head of their own.
+            dtype: Dtype of the exported weights.
+            end_token_ids: Tokens that end texts in the training data, beside the model's own.
+            tokenizer: Tokenizer of the result, with which a classifier pads; None: the model's own
+                id.
         """
         exported = copy.deepcopy(self.config)
         exported.tie_word_embeddings = tie_word_embeddings
@@ -294,17 +298,18 @@ class Checkpoint:
         if self.task.labels and tokenizer is not None:
             exported.pad_token_id = exported_pad_token_id(tokenizer, self.config)
         exported.problem_type = _PROBLEM_TYPES.get(self.task.kind)
-        # They name code that the result does not have, nor needs: its classes are transformers'.
+        # These fields name code that the result does not have, since its classes are transformers'
+        # own.
         for name in _CODE_FIELDS & vars(exported).keys():
             delattr(exported, name)
-        # A base model's checkpoint becomes the task's: the result has a head.
+        # A base model's checkpoint becomes a model with the task's head.
         exported.architectures = [type(self._skeleton).__name__]
         exported.save_pretrained(str(directory))
         save_generation_settings(self._source, self.config, end_token_ids, directory)
 
     @property
     def skeleton(self) -> PreTrainedModel:
-        """The whole model, without memory."""
+        """Whole model, without memory."""
         return self._skeleton
 
     @property
@@ -321,7 +326,7 @@ class Checkpoint:
         return self.architecture.head_weight
 
     def _begins(self, name: str) -> bool:
-        """Whether a tensor is one of a head that the checkpoint lacks, and begins with the run."""
+        """Whether a tensor belongs to a new head, which the checkpoint lacks."""
         is_of_head = head_of(self.task).is_new and is_below(name, self.architecture.new_ends)
         return is_of_head and name not in self._recipes
 
@@ -330,10 +335,10 @@ class Checkpoint:
         return bool(getattr(self.config, "tie_word_embeddings", False))
 
     def _find_unused(self) -> Unused:
-        """Sort what the model does not use of the stored tensors.
+        """Return the stored tensors that the model does not use, sorted by kind.
 
         Raises:
-            BadModel: some of it says that the model's weights are others.
+            BadModel: One of them shows that the checkpoint is of another model.
         """
         used = {name for recipe in self._recipes.values() for name in recipe.stored}
         found = find_unused(self._skeleton, self.architecture.blocks, self._files.names, used)
@@ -350,12 +355,12 @@ class Checkpoint:
                 )
 
     def _ties(self, digests: Mapping[str, bytes]) -> bool:
-        # As transformers does: a head that is stored and differs is not tied, whatever the config.
+        # As in transformers: a stored head that differs is not tied, whatever the config has.
         embedding = digests[self._embedding]
         return self._may_tie and digests.get(self._head, embedding) == embedding
 
     def _block_bytes(self) -> tuple[int, int]:
-        """Of the largest block, and of its linear layers' weights, in float32.
+        """Return the float32 bytes of the largest block, and of its linear layers' weights.
 
         In some families a few blocks are smaller than the others.
         """
@@ -373,10 +378,10 @@ class Checkpoint:
         return self._embedding if tied_head else name
 
     def _read(self, names: Iterable[str]) -> Iterator[tuple[str, AnyTensor]]:
-        """The model's tensors, each made of stored ones when its turn comes.
+        """Yield the model's tensors; each is assembled when the iteration reaches it.
 
         Raises:
-            BadModel: a tensor or its file is unreadable, or another than the config's.
+            BadModel: A tensor or its file is unreadable, or does not fit the config.
         """
         asked = dict.fromkeys(names)
         spread = float(getattr(self.config, "initializer_range", None) or SPREAD)
@@ -432,10 +437,10 @@ class Checkpoint:
         return digest_of(settings, *pieces, key=model.digest_key)
 
     def check_config(self, model: ModelSpec) -> None:
-        """Compare the config with the run's model; reads no weights.
+        """Compare the config with the run's model, without reading weights.
 
         Raises:
-            ModelDiffers: it is of another model.
+            ModelDiffers: The config is of another model.
         """
         check_main_settings(self.config, model, self.reference)
         shared_bytes = self._bytes_of(self._shared)
@@ -482,21 +487,21 @@ _AS_BY_DEFAULT = TrainOptions()
 
 
 def open_checkpoint(reference: str, train: TrainOptions = _AS_BY_DEFAULT) -> Checkpoint:
-    """Find a checkpoint by directory or hub id and read its config and its tensors' names.
+    """Find a checkpoint by directory or hub id, and read its config and tensor names.
 
     Args:
-        reference: directory or hub id.
-        train: says what it is to be trained for; a head that it lacks begins by its seed.
+        reference: Directory or hub id.
+        train: Training options: the task, and the seed of a new head.
 
     Raises:
-        BadModel: missing, without config or safetensors, incomplete, or of an unknown
-            architecture.
+        BadModel: The checkpoint is missing, has no config or safetensors, is incomplete, or has an
+            unknown architecture.
     """
     return checkpoint_at(find_source(reference), train)
 
 
 def checkpoint_at(source: Source, train: TrainOptions) -> Checkpoint:
-    """Open a checkpoint at a place that was found already."""
+    """Open a checkpoint at a known place."""
     config = config_for(task_of(train), read_config(source, task_of(train)))
     files = open_tensor_files(source)
     return Checkpoint(source, config, files, anatomy_in(source, config, task_of(train)), train)
@@ -506,12 +511,12 @@ def check_main_settings(config: ModelConfig, model: ModelSpec, reference: str) -
     """Compare a config's architecture and sizes with the run's model.
 
     Args:
-        config: as it lies at `reference`.
-        model: the run's.
-        reference: for the log of this process alone.
+        config: Config of the checkpoint.
+        model: Model of the run.
+        reference: Reference of the checkpoint, for this process's log alone.
 
     Raises:
-        ModelDiffers: it is of another model.
+        ModelDiffers: The config is of another model.
     """
     here = (config.model_type, config.num_hidden_layers, config.hidden_size, config.vocab_size)
     run = (model.architecture, model.num_blocks, model.hidden_size, model.vocab_size)
@@ -524,10 +529,10 @@ def check_main_settings(config: ModelConfig, model: ModelSpec, reference: str) -
 
 
 def anatomy_in(source: Source, config: ModelConfig, task: Task) -> Anatomy:
-    """Of the model that a checkpoint's config describes.
+    """Return the anatomy of the model that a checkpoint's config describes.
 
     Raises:
-        BadModel: it describes none, or one that cannot be cut.
+        BadModel: The config describes no model, or one that cannot be cut.
     """
     try:
         return anatomy_of(config, task)
@@ -536,10 +541,10 @@ def anatomy_in(source: Source, config: ModelConfig, task: Task) -> Anatomy:
 
 
 def labels_of(reference: str, task: Task) -> tuple[str, ...]:
-    """Names of the classes that a checkpoint tells already; none if it lacks the task's head.
+    """Return the class names of a checkpoint; empty if it has no head for the task.
 
     Raises:
-        BadModel: its config cannot be read, or is of no model for this task.
+        BadModel: The config cannot be read, or is of no model for this task.
     """
     config = read_config(find_source(reference), task)
     if head_of(task).class_names[config.model_type] not in (config.architectures or ()):
@@ -548,10 +553,10 @@ def labels_of(reference: str, task: Task) -> tuple[str, ...]:
 
 
 def check_checkpoint(reference: str) -> None:
-    """Whether a checkpoint can be trained for something.
+    """Check that a checkpoint can be trained for some task.
 
     Raises:
-        BadModel: it cannot; says why not as a language model.
+        BadModel: It cannot; the message has the reason for language models.
     """
     try:
         open_checkpoint(reference)
@@ -563,24 +568,24 @@ def check_checkpoint(reference: str) -> None:
 
 
 def find_source(reference: str) -> Source:
-    """Where a checkpoint lies; of the hub its config is fetched.
+    """Find the place of a checkpoint; from the hub, this fetches the config.
 
     Raises:
-        BadModel: nowhere.
+        BadModel: There is no checkpoint.
     """
     source = Source(reference=reference)
     if check_model_place(reference):
         return source
     config = source.require(CONFIG_FILE)
-    # In the hub's cache a file lies in the folder of its commit.
+    # In the hub's cache the parent folder of a file is its commit.
     return replace(source, revision=config.parent.name)
 
 
 def read_config(source: Source, task: Task) -> ModelConfig:
-    """The transformers config that lies there, of a model for a task.
+    """Read the transformers config of a model for a task.
 
     Raises:
-        BadModel: there is none, or it cannot be used.
+        BadModel: There is none, or it cannot be used.
     """
     path = source.require(CONFIG_FILE)
     try:
@@ -597,10 +602,10 @@ def read_config(source: Source, task: Task) -> ModelConfig:
 
 
 def _check_not_quantised(source: Source, fields: Mapping[str, object]) -> None:
-    """Refuse a checkpoint whose files say that its weights are codes.
+    """Refuse a checkpoint with quantised weights.
 
     Raises:
-        BadModel: they do; names the file.
+        BadModel: A file describes a quantisation; the message names it.
     """
     found = [
         f"{CONFIG_FILE} has {name}" for name in QUANTISATION_FIELDS if fields.get(name) is not None
@@ -614,7 +619,7 @@ def _check_not_quantised(source: Source, fields: Mapping[str, object]) -> None:
 
 
 def _names_algorithm(path: Path) -> bool:
-    """Whether a file of settings says how weights are quantised; ModelOpt's can say null."""
+    """Whether a settings file names an algorithm of quantisation; ModelOpt's may have null."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))["quantization"]
         return bool(fields["quant_algo"])
@@ -640,7 +645,7 @@ def _digest_in(model: ModelSpec, part: str) -> bytes:
 def _placed(
     tensor: AnyTensor, form: Form, pieces: Iterator[Tensor], device: torch.device
 ) -> dict[str, Tensor]:
-    """A tensor in its form, by what is added to its name; as it is, if it is none of floats."""
+    """Return a tensor in its form, by the suffixes of its names; integers stay as they are."""
     if isinstance(form, Packing):
         codes, scales = form.packed(pieces, device)
         return {"": codes, SCALES: scales}

@@ -1,4 +1,4 @@
-"""Which token follows: of a text's last logits, as `generate` of transformers chooses it."""
+"""The choice of the next token from a text's last logits, as in `generate` of transformers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from swarm_ft.protocol.spec.sampling import Sampling
 
 
 def choose(logits_v: Tensor, sampling: Sampling | None, place: int) -> int:
-    """The token that is to stand at a place of a text.
+    """Return the token for a position of a text.
 
     Args:
-        logits_v: float32 [V], on any device.
-        sampling: how it is drawn; None chooses the likeliest.
-        place: of the token, counted from 0. With the seed it says what is drawn.
+        logits_v: Logits, float32 [V], on any device.
+        sampling: Settings of the random choice; None: the most likely token.
+        place: Position of the token, from 0; with the seed it determines the draw.
     """
     if sampling is None:
         return int(logits_v.argmax())
@@ -31,7 +31,7 @@ def choose(logits_v: Tensor, sampling: Sampling | None, place: int) -> int:
 
 
 def _warpers(sampling: Sampling) -> LogitsProcessorList:
-    """In the order in which transformers has them."""
+    """Return the processors in the order of transformers."""
     warpers = LogitsProcessorList()
     if sampling.temperature != 1.0:
         warpers.append(TemperatureLogitsWarper(sampling.temperature))

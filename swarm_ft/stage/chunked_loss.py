@@ -1,11 +1,11 @@
-"""Cross-entropy of the last stage in chunks of targets, so that no whole logits exist.
+"""Cross-entropy of the last stage in chunks of targets, so that whole logits never exist.
 
-Logits are the largest tensors of a step: 4,096 tokens of a vocabulary of 151,936 have 2.5 GB of
-them in float32, and as much of gradient. Here logits, loss and gradient of one chunk of targets
+Logits are the largest tensors of a step: for 4,096 tokens and a vocabulary of 151,936 they take 2.5
+GB in float32, and their gradient as much. Here logits, loss and gradient of one chunk of targets
 exist at a time, as in Liger Kernel's fused linear cross-entropy (arXiv 2410.10989). The model's own
-forward computes the logits, so caps, scales and biases are as each family has them.
+forward computes the logits, with the caps, scales and biases of each family.
 
-Shape suffixes: n targets, k classes or words. Rows are what predicts a target, see `Head.select`.
+Shape suffixes: n targets, k classes or words. Rows predict the targets, see `Head.select`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from torch.nn.functional import cross_entropy, nll_loss
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT
 
 CHUNK_BYTES = 72 << 20
-"""Size of a chunk's logits in float32. It is fixed, so that all replicas add in the same order."""
+"""Bytes of a chunk's logits in float32; fixed, so that all replicas add in the same order."""
 EVAL_CHUNK_BYTES = 108 << 20
-"""The same without a gradient, for which the logits' probabilities need not stay."""
+"""Bytes of a chunk's logits without a gradient, which needs no probabilities."""
 SLICE_BYTES = 4 << 20
-"""Size of the logits whose probabilities exist at once then; caches of CPUs hold it."""
+"""Bytes of logits whose probabilities exist at once then; they fit into caches of CPUs."""
 
 Judge = Callable[[Tensor], Tensor]
-"""Computes float32 logits [n, K] of rows [n, ...], a head's largest part."""
+"""Function that computes float32 logits [n, K] of rows [n, ...], most of the head's work."""
 
 
 class Chunks:
-    """Targets in chunks, and what predicts them.
+    """Targets in chunks, with the rows that predict them.
 
     Args:
-        rows: [N, ...], see `Head.select`.
-        targets_n: int64.
-        num_outputs: size of K.
+        rows: Rows [N, ...], see `Head.select`.
+        targets_n: Targets, int64 [N].
+        num_outputs: Number of classes or words, K.
     """
 
     def __init__(self, rows: Tensor, targets_n: Tensor, num_outputs: int) -> None:
@@ -55,18 +55,20 @@ class Chunks:
     def loss_and_gradient(
         self, judge: Judge, num_targets: int, after_each: Callable[[], None] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the loss, and the backward pass of the head.
+        """Compute the loss and the backward pass of the head.
 
-        Gradients of the head's parameters are of the sum divided by `num_targets`, added to theirs.
+        Gradients of the head's parameters, of the sum divided by `num_targets`, are added to
+        theirs.
 
         Args:
-            judge: computes logits.
-            num_targets: of the step, whose loss is the mean over them.
-            after_each: is called after the backward pass of each chunk.
+            judge: Function that computes logits.
+            num_targets: Targets of the step, whose loss is their mean.
+            after_each: Callback after the backward pass of each chunk.
 
         Returns:
-            The sum of cross-entropies, a float32 scalar, and the gradient of the rows; None if
-            they need none.
+            Sum of cross-entropies, a float32 scalar, and the gradient of the rows, or None if they
+            need
+            none.
         """
         losses, gradients = [], []
         for rows, targets_n in self._of(CHUNK_BYTES):
@@ -74,7 +76,7 @@ class Chunks:
             loss = self._cross_entropy(judge(part), targets_n)
             losses.append(loss.detach())
             if loss.requires_grad:
-                # As any backward pass: autocast is for the forward alone.
+                # Autocast covers the forward pass alone, as usual.
                 with torch.autocast(part.device.type, enabled=False):
                     (loss / num_targets).backward()  # type: ignore[no-untyped-call]
                 if after_each is not None:
@@ -84,17 +86,20 @@ class Chunks:
         return torch.stack(losses).sum(), _joined(gradients)
 
     def _cross_entropy(self, logits_nk: Tensor, targets_n: Tensor) -> Tensor:
-        """Sum the cross-entropies: of one chunk by torch's own, whose rounding others' code has."""
+        """Sum the cross-entropies.
+
+        A single chunk uses torch's function, with the usual rounding.
+        """
         if self.is_whole:
             return cross_entropy(logits_nk, targets_n, reduction="sum")
         loss: Tensor = _CrossEntropy.apply(logits_nk, targets_n)  # type: ignore[no-untyped-call]
         return loss
 
     def evaluate(self, judge: Judge, *, is_counted: bool) -> tuple[Tensor, Tensor]:
-        """Compute the loss without a gradient, and the likeliest outputs.
+        """Compute the loss without a gradient, and the most likely outputs.
 
         Returns:
-            The sum of cross-entropies, and int64 predictions [N], or [0] unless `is_counted`.
+            Sum of cross-entropies, and predictions, int64 [N], or [0] unless `is_counted`.
         """
         found = [
             _evaluated(judge(rows), targets_n, is_counted)
@@ -121,7 +126,7 @@ def _evaluated(logits_nk: Tensor, targets_n: Tensor, is_counted: bool) -> tuple[
 
 
 class _Context(Protocol):
-    """Torch's, of one call."""
+    """The context of torch for one call."""
 
     saved_tensors: tuple[Tensor, Tensor]
 
@@ -129,10 +134,10 @@ class _Context(Protocol):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Sum of cross-entropies, whose backward pass needs no memory beside the forward's.
+    """Sum of cross-entropies whose backward pass needs no more memory than its forward.
 
-    Torch's own has three tensors of the logits' size at once, this one two. It has one backward
-    pass alone.
+    torch's own function holds three tensors of the logits' size at once, this one two. It supports
+    one backward pass only.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""From the tensors of a file to those of a model, and back. Knows no files.
+"""Conversion of a file's tensors to those of a model, and back. Reads no files.
 
-Checkpoints keep the names that they were published with. transformers may call the same tensor
-otherwise, and hold several in one, such as all experts of a block; its own rules say which.
+Checkpoints keep the names with which they were published. transformers may use other names, and may
+join several tensors to one, such as all experts of a block, by its own rules.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ TORCH_DTYPES = {
 
 @dataclass(slots=True)
 class Recipe:
-    """How one or more of a model's tensors are made.
+    """A rule that makes one or more tensors of a model.
 
     Attributes:
-        makes: the model's tensors.
-        rule: transformers' own; None where a tensor is taken as it is stored.
-        stored: what it is made of, each with the rule's pattern that it answers to.
+        makes: Names of the model's tensors.
+        rule: Converter of transformers; None if the tensor is used as stored.
+        stored: Stored tensors that it needs, each with the pattern of the rule that matches it.
     """
 
     makes: tuple[str, ...]
@@ -46,14 +46,14 @@ class Recipe:
     stored: dict[str, str] = field(default_factory=dict)
 
     def follow(self, model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The model's tensors, by name.
+        """Return the model's tensors by name.
 
         Args:
-            model: whose tensors they are; its weights are not touched.
-            tensors: the stored ones, by their stored names.
+            model: Model of the tensors; its weights are not modified.
+            tensors: Stored tensors by their stored names.
 
         Raises:
-            Exception: of any kind: transformers cannot make them of these.
+            Exception: Any error of transformers' conversion.
         """
         if self.rule is None:
             return {self.makes[0]: tensors[next(iter(self.stored))]}
@@ -65,13 +65,13 @@ class Recipe:
 
 
 def recipes_for(model: PreTrainedModel, stored_names: Iterable[str]) -> dict[str, Recipe]:
-    """Who makes a tensor of the model, by its name; a checkpoint may lack some, or have more."""
+    """Return the recipe of each tensor of a model; a checkpoint may lack some, or have more."""
     own, rules = model.state_dict(), get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     rule_of = {pattern: rule for rule in converters for pattern in rule.source_patterns}
     found: dict[str, Recipe] = {}
-    # In the order in which transformers puts experts side by side.
+    # This is the order in which transformers stacks experts.
     for stored in sorted(stored_names, key=dot_natural_key):
         name, pattern = rename_source_key(
             stored, renamings, converters, model.base_model_prefix, own
@@ -90,18 +90,18 @@ def recipes_for(model: PreTrainedModel, stored_names: Iterable[str]) -> dict[str
 
 
 def as_published(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A model's tensors as `save_pretrained` would name and divide them; parts may be views."""
+    """Return tensors with the names and division of `save_pretrained`; parts may be views."""
     published: dict[str, Tensor] = revert_weight_conversion(model, tensors)
     return published
 
 
 def stored_as(model: PreTrainedModel, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A model's tensor as it is stored where its weights are of this type.
+    """Return a tensor in the dtype in which it is stored in a file of this dtype.
 
-    What transformers computes in float32 whatever the others are in, such as routers' biases,
-    stays so; and whole numbers stay whole.
+    Tensors that transformers always computes in float32, such as routers' biases, stay float32, and
+    integers stay integers.
     """
-    kept = set(model._keep_in_fp32_modules_strict or ())  # noqa: SLF001 - told by nothing else
+    kept = set(model._keep_in_fp32_modules_strict or ())  # noqa: SLF001 - no public name
     if dtype is torch.float16:
         kept |= set(model._keep_in_fp32_modules or ())  # noqa: SLF001
     is_kept = any(f".{one}." in f".{name}." for one in kept)

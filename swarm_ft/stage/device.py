@@ -1,6 +1,6 @@
-"""What a stage computes on, and in: from option texts to torch's objects, and what each kind lacks.
+"""Devices and dtypes of a stage: from option texts to torch's objects, with each kind's limits.
 
-Apple's GPUs (`mps`) were not run by the tests: what is known to differ is here.
+The tests do not run Apple's GPUs (`mps`); known differences are handled here.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from swarm_ft.errors import BadOption
 from swarm_ft.stage.names import check_device_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""What a stage computes in; its weights stay float32."""
+"""Dtypes in which a stage computes; its weights stay float32."""
 
 
 def pick_device(text: str, dtype: torch.dtype = torch.float32) -> torch.device:
-    """`auto` (a CUDA GPU where there is one, or else the CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
+    """Return the device of `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+
+    `auto` is a CUDA GPU if there is one, else the CPU.
 
     Args:
-        text: as given.
-        dtype: what it is to compute in.
+        text: Text of the option.
+        dtype: Dtype of the computation.
 
     Raises:
-        BadOption: anything else, or a GPU that this machine lacks, or that cannot compute in that.
+        BadOption: The text is no device, the machine lacks it, or it cannot compute in this dtype.
     """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if text == "auto":
@@ -45,7 +47,7 @@ def pick_device(text: str, dtype: torch.dtype = torch.float32) -> torch.device:
 
 
 def has_apple_gpu() -> bool:
-    """Whether torch finds one."""
+    """Whether torch finds an Apple GPU."""
     return torch.backends.mps.is_available()
 
 
@@ -68,17 +70,17 @@ def _apple_gpu(dtype: torch.dtype) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """In words, for people."""
+    """Return a description of the device, for people."""
     if device.type != "cuda":
         return str(device)
     return f"{device}: {torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory that is free on the device now; for the CPU, on this machine.
+    """Return the free memory of the device; for the CPU, of this machine.
 
     Raises:
-        BadOption: nobody tells.
+        BadOption: The system does not report it.
     """
     if device.type == "cuda":
         free_bytes: int = torch.cuda.mem_get_info(device)[0]
@@ -88,14 +90,14 @@ def free_memory_bytes(device: torch.device) -> int:
         raise BadOption(
             "--memory: this system does not tell how much is free; give a size such as 4GiB"
         )
-    if device.type == "mps":  # which has the machine's, up to a part
+    if device.type == "mps":  # it shares the machine's memory, up to a limit
         left = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return max(0, min(free, left))
     return free
 
 
 def total_memory_bytes(device: torch.device) -> int | None:
-    """Return the memory that the device has in all, free or not; None: unknown."""
+    """Return the total memory of the device; None: unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     if device.type == "mps":
@@ -104,33 +106,36 @@ def total_memory_bytes(device: torch.device) -> int | None:
 
 
 def keep_within(device: torch.device, memory_bytes: int) -> None:
-    """From now on torch takes no more of a GPU than that: what asks for more fails there."""
+    """Limit the GPU memory of torch in this process; allocations beyond the limit fail."""
     if device.type == "cuda":
         share = memory_bytes / torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
 
 
 def shares_memory(device: torch.device) -> bool:
-    """Whether what lies on it is taken of the machine's memory."""
+    """Whether the device's memory is the machine's memory."""
     return device.type in {"cpu", "mps"}
 
 
-# ---- a GPU's streams: engines compute in the default one, and each codec thread has its own
+# ---- streams of a GPU: engines compute in the default one, each codec thread in its own
 #
-# Whoever hands a tensor to another thread has waited for it. So what is left to be told is torch's
-# allocator: memory of a stream is given out again in that stream's order, and not in another's that
-# still reads it.
+# A thread that passes a tensor to another one has already waited for its values. Only torch's
+# allocator has to be notified: it reuses memory in the order of the stream that allocated it, and
+# does not know that another stream still reads it.
 
 
 SWITCH_S = 2e-5
-"""For so long a thread may keep the interpreter while another waits; Python's own is 5 ms."""
+"""Seconds for which a thread may keep the interpreter while another waits.
+
+Python's default is 5 ms.
+"""
 
 
 def begin_codec_thread(device: torch.device) -> None:
-    """What this thread asks of a GPU from now on stands beside what others ask, not behind it.
+    """Give this codec thread its own stream of a GPU, beside the engine's.
 
-    Nor is the thread that computes, which asks for a kernel every few microseconds, held up for
-    long by what this one does in Python; that is so for the whole process.
+    The call also shortens the switch interval of the whole process. Otherwise Python code of this
+    thread would delay the compute thread, which launches a kernel every few microseconds.
     """
     sys.setswitchinterval(SWITCH_S)
     if device.type == "cuda":
@@ -140,14 +145,14 @@ def begin_codec_thread(device: torch.device) -> None:
 
 
 def handed_over(x: Tensor) -> Tensor:
-    """A tensor of such a thread, for the default stream to read."""
+    """Mark a tensor of a codec thread as used by the default stream, and return it."""
     if x.is_cuda:
         x.record_stream(torch.cuda.default_stream(x.device))
     return x
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until all that this thread asked of it is done; a CPU has done it."""
+    """Wait until the device has finished all work of this thread; a CPU has."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     elif device.type == "mps":
@@ -155,12 +160,15 @@ def synchronise(device: torch.device) -> None:
 
 
 def summable(tensor: Tensor) -> Tensor:
-    """The tensor where float64 can be had; there is none on Apple's GPUs."""
+    """Return the tensor on a device with float64, which Apple's GPUs lack."""
     return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
 def summed(tensor: Tensor, dim: int) -> Tensor:
-    """The sum over a dimension, which stays, as 1; halves on halves, in one order everywhere."""
+    """Return the sum over a dimension, which stays with size 1, in a fixed order of additions.
+
+    Halves are added to halves, with the same result on every machine.
+    """
     while (count := tensor.shape[dim]) > 1:
         half = count // 2
         folded = tensor.narrow(dim, 0, half) + tensor.narrow(dim, half, half)
@@ -171,8 +179,8 @@ def summed(tensor: Tensor, dim: int) -> Tensor:
 
 @contextmanager
 def drawing_apart(device: torch.device) -> Iterator[None]:
-    """Torch's generators are put back after what runs inside."""
-    apple = torch.mps.get_rng_state() if device.type == "mps" else None  # `fork_rng` cannot
+    """Restore torch's random generators after the context."""
+    apple = torch.mps.get_rng_state() if device.type == "mps" else None  # `fork_rng` omits it
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield

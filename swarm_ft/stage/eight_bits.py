@@ -1,9 +1,9 @@
-"""Values in 8 bits, with a scale for each 256 of them: what an optimizer keeps of large weights.
+"""Values in 8 bits with a scale for each 256 of them, for optimizer state of large weights.
 
-Codes are those of dynamic tree quantisation (Dettmers et al. 2021, arXiv 2110.02861, section 2.2):
-7 decades, each with twice as many even steps as the one below it, so that small values keep a
-digit, and large ones more. Only comparisons, products and maxima are computed, none of which
-depends on the machine or the number of threads.
+The codes are those of dynamic tree quantisation (Dettmers et al. 2021, arXiv 2110.02861, section
+2.2). They have 7 decades, each with twice as many even steps as the one below, so that small values
+keep one digit and large ones more. All computations are comparisons, products and maxima, which do
+not depend on the machine or the number of threads.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _NUM_DECADES = 7
 
 
 def num_scales(count: int) -> int:
-    """Of so many values."""
+    """Return the number of scales for `count` values."""
     return -(-count // BLOCK)
 
 
 def encoded(values_n: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """The nearest code of each value, uint8 [n], and scales, float32 [num_scales(n)].
+    """Return the nearest code of each value, uint8 [n], and scales, float32 [num_scales(n)].
 
     Args:
-        values_n: float32 [n]; without a sign, none is negative.
-        signed: whether there may be negative ones. Of those without a sign only 0 gets the code
-            of 0: some divide by them.
+        values_n: Values, float32 [n]; not negative unless `signed`.
+        signed: Whether values may be negative. Otherwise only 0 gets the code of 0, because
+            optimizers divide by the values.
     """
     scales = _largest(values_n.abs())
     spread = _spread(scales, len(values_n))
-    # Where all are 0 they stay so, since the scale is.
+    # A block of zeros has the scale 0, and stays a block of zeros.
     shares = values_n / torch.where(spread == 0, 1.0, spread)
     borders = _tensor(_borders(signed), values_n.device)
     codes = torch.bucketize(shares, borders, out_int32=True)
@@ -43,13 +43,13 @@ def encoded(values_n: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def decoded(codes_n: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
-    """The values [n] in float32 that `encoded` gave codes and scales of, or nearly."""
+    """Return the values [n] in float32 of codes and scales of `encoded`."""
     shares = _tensor(_values(signed), codes_n.device)[codes_n.int()]
     return shares.mul_(_spread(scales, len(codes_n)))
 
 
 def _largest(sizes_n: Tensor) -> Tensor:
-    """Of each block, the last of which may be short."""
+    """Return the largest value of each block; the last block may be short."""
     whole = len(sizes_n) // BLOCK * BLOCK
     largest = sizes_n[:whole].view(-1, BLOCK).amax(1)
     if whole == len(sizes_n):
@@ -62,13 +62,13 @@ def _spread(scales: Tensor, count: int) -> Tensor:
 
 
 def _tensor(values: tuple[float, ...], device: torch.device) -> Tensor:
-    # Made anew: one that is kept might be of a stage's rehearsal, and have no values.
+    # The tensor is created each time: a cached one could come from a rehearsal, without values.
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 @cache
 def _values(signed: bool) -> tuple[float, ...]:
-    """What the 256 codes stand for, rising."""
+    """Return the values of the 256 codes, rising."""
     found = {0.0, 1.0}
     for decade in range(_NUM_DECADES):
         steps = 2 ** (decade + (0 if signed else 1))

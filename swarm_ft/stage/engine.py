@@ -1,4 +1,7 @@
-"""Trains the blocks of one stage with torch, step by step. Knows no peers, codecs or asyncio."""
+"""The torch engine that trains the blocks of one stage, step by step.
+
+It knows no peers, codecs or asyncio.
+"""
 
 from __future__ import annotations
 
@@ -39,22 +42,22 @@ from swarm_ft.stage.skeleton import ModelConfig, reports_router
 from swarm_ft.stage.weight_products import WeightProduct
 from swarm_ft.stage.weights import StageWeights
 
-# ---- checks of tensors that other processes sent
+# ---- checks of tensors from other processes
 
 
 def check_tokens(tokens: Tensor, spec: RunSpec, longest: int | None = None) -> None:
-    """Tokens: int64 [B, T], 1 <= T <= `longest`, each inside the vocabulary.
+    """Check tokens: int64 [B, T], 1 <= T <= `longest`, each inside of the vocabulary.
 
-    Those of a second text have `SECOND` beside their id.
-
-    A token outside the embeddings' table is an exception on a CPU, but on a GPU it spoils the
-    process.
+    Tokens of a second text have `SECOND` added to their id. A token outside of the embedding table
+    raises an exception on a CPU, but breaks the process on a GPU.
 
     Args:
-        longest: the run's `seq_length` if None.
+        tokens: Tokens to check.
+        spec: Spec of the run.
+        longest: Largest length; None: the run's `seq_length`.
 
     Raises:
-        MalformedMessage: anything else.
+        MalformedMessage: The tokens are invalid.
     """
     longest, vocab_size = longest or spec.train.seq_length, spec.model.vocab_size
     fits = tokens.ndim == 2 and len(tokens) > 0 and MIN_LENGTH <= tokens.shape[1] <= longest
@@ -70,10 +73,10 @@ def check_tokens(tokens: Tensor, spec: RunSpec, longest: int | None = None) -> N
 
 
 def check_labels(labels: Tensor, x: Tensor, num_outputs: int) -> None:
-    """Labels of an input [B, T] or [B, T, C]: int64 [B, T], `NO_LABEL` or below `num_outputs`.
+    """Check labels of an input: int64 [B, T], each `NO_LABEL` or below `num_outputs`.
 
     Raises:
-        MalformedMessage: anything else.
+        MalformedMessage: The labels are invalid.
     """
     if labels.dtype != torch.int64 or labels.shape != x.shape[:2]:
         raise MalformedMessage(
@@ -88,13 +91,15 @@ def check_labels(labels: Tensor, x: Tensor, num_outputs: int) -> None:
 
 
 def check_hidden(hidden: Tensor, spec: RunSpec, longest: int | None = None) -> None:
-    """Activations: float32 [B, T, C] of the run's channels, 1 <= T <= `longest`.
+    """Check activations: float32 [B, T, C] with the run's channels, 1 <= T <= `longest`.
 
     Args:
-        longest: the run's `seq_length` if None.
+        hidden: Activations to check.
+        spec: Spec of the run.
+        longest: Largest length; None: the run's `seq_length`.
 
     Raises:
-        MalformedMessage: anything else.
+        MalformedMessage: The activations are invalid.
     """
     longest, channels = longest or spec.train.seq_length, spec.model.hidden_size
     fits = hidden.ndim == 3 and len(hidden) > 0 and MIN_LENGTH <= hidden.shape[1] <= longest
@@ -106,10 +111,10 @@ def check_hidden(hidden: Tensor, spec: RunSpec, longest: int | None = None) -> N
 
 
 def check_gradient(gradient: Tensor, output: Tensor) -> None:
-    """A gradient has its output's shape, in float32.
+    """Check that a gradient is float32 and has its output's shape.
 
     Raises:
-        MalformedMessage: it has not.
+        MalformedMessage: The gradient is invalid.
     """
     if gradient.shape != output.shape or gradient.dtype != torch.float32:
         raise MalformedMessage(
@@ -128,10 +133,12 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A microbatch between its forward and its backward pass; the input gets its gradient.
+    """A microbatch between forward and backward; the input gets its gradient.
 
     Attributes:
-        aside: what its routers are to lose besides, a scalar; None if nothing.
+        x: Input.
+        output: Output.
+        aside: Auxiliary loss of its routers, a scalar; None if there is none.
     """
 
     x: Tensor
@@ -140,21 +147,21 @@ class _Graph:
 
 
 TRIED_RTOL, TRIED_BFLOAT16_RTOL = 1e-3, 0.1
-"""How far rounding may take a token's output that is computed in another order."""
+"""Relative tolerances for a token's output that is computed in another order."""
 
 _Step = OpenStep[_Graph, list[WeightProduct]]
 
 
 class Weights(Protocol):
-    """What an engine asks of a checkpoint, see `Checkpoint`."""
+    """The part of `Checkpoint` that an engine uses."""
 
     @property
     def config(self) -> ModelConfig:
-        """Of the model."""
+        """Config of the model."""
 
     @property
     def architecture(self) -> Architecture:
-        """Where the model keeps its parts."""
+        """Names of the model's parts."""
 
     def load(
         self,
@@ -165,11 +172,11 @@ class Weights(Protocol):
         tie: bool,
         forms: Forms,
     ) -> dict[str, Tensor]:
-        """These blocks' tensors."""
+        """Load the tensors of these blocks; see `Checkpoint.load`."""
 
 
 class StageEngine:
-    """See `Engine`, which it is."""
+    """The engine of a stage in torch; implements `Engine`."""
 
     def __init__(
         self,
@@ -180,18 +187,18 @@ class StageEngine:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Remember what to load; reads no weights.
+        """Create the engine without reading weights.
 
         Args:
-            checkpoint: where the weights lie.
-            spec: the run; `load` checks its digests.
-            layers: this stage's blocks.
-            device: where the stage computes.
+            checkpoint: Checkpoint with the weights.
+            spec: Spec of the run; `load` checks its digests.
+            layers: Blocks of this stage.
+            device: Device of the computation.
             dtype: float32, or bfloat16 for autocast over float32 weights.
 
         Raises:
-            BadOption: the run's samples are too long for the model.
-            UnsupportedDtype: the model does not compute in bfloat16.
+            BadOption: The run's samples are too long for the model.
+            UnsupportedDtype: The model does not compute in bfloat16.
         """
         check_seq_length(checkpoint.architecture, spec.train.seq_length)
         if dtype is not torch.float32 and spec.model.architecture in FLOAT32_ALONE:
@@ -221,21 +228,21 @@ class StageEngine:
 
     @property
     def state_bytes(self) -> int:
-        """See `Engine`."""
+        """Bytes that do not depend on microbatches; see `Engine`."""
         return self.weights.num_bytes
 
     @property
     def microbatch_bytes(self) -> int:
-        """See `Engine`."""
+        """Measured bytes of a full microbatch; see `Engine`."""
         train = self._spec.train
         return self._held.of(train.micro_batch_size * train.seq_length)
 
     @property
     def weights(self) -> StageWeights:
-        """What the stage trains, as it is now.
+        """Weights of the stage.
 
         Raises:
-            OutOfTurn: it is not loaded.
+            OutOfTurn: The stage is not loaded.
         """
         if self._weights is None:
             raise OutOfTurn(f"layers {self.layers}: load the stage first")
@@ -243,24 +250,24 @@ class StageEngine:
 
     @property
     def open_step(self) -> _Step:
-        """How far the stage is with the step that was begun last.
+        """The open step.
 
         Raises:
-            OutOfTurn: none was, or it was applied.
+            OutOfTurn: No step has begun, or it was applied.
         """
         if self._step is None:
             raise OutOfTurn(f"layers {self.layers}: no step has begun")
         return self._step
 
     def load(self) -> None:
-        """See `Engine`."""
+        """Read the weights and create the optimizer; see `Engine`."""
         train = self._spec.train
         check_routers(self._checkpoint.config, train)
         module = StageModule(self._checkpoint.config, self.layers, self._task)
         whole = (*heads_in(module, self._spec), *module.architecture.shared)
         forms = frozen_forms(module, module.architecture.blocks, self._spec, whole)
         prepare(module, forms)
-        # Both ends that stay tied may be one tensor here: frozen, or one parameter, see below.
+        # Tied ends in one stage may be one tensor: frozen, or one parameter, see below.
         tensors = self._checkpoint.load(
             self.layers,
             self._spec.model,
@@ -268,7 +275,7 @@ class StageEngine:
             tie=self._spec.keeps_tied,
             forms=forms,
         )
-        # With both ends in one stage there is nothing to exchange: one parameter has both roles.
+        # With both ends in one stage no exchange is needed: one parameter has both roles.
         tie = train.sync_tied_embeddings and self.is_first and self.is_last
         module.materialise(tensors, self._device, tie=tie)
         if train.adapts:
@@ -301,7 +308,7 @@ class StageEngine:
             )
 
     def _shared_in(self, module: StageModule) -> tuple[list[str], list[str]]:
-        """Names of weights that several stages hold, and which are copies of the first stage's."""
+        """Return the names of weights that several stages hold, and those that are copies here."""
         architecture = module.architecture
         names = [name for name, _ in module.named_parameters()]
         shared = [name for name in names if architecture.part_of(name) == SHARED_PART]
@@ -312,7 +319,7 @@ class StageEngine:
         return shared, copies
 
     def begin_step(self, step: StepNumber, num_targets: int) -> None:
-        """See `Engine`."""
+        """Start a step; see `Engine`."""
         begun = _Step(step, num_targets)
         self.weights.zero_grad()
         self._step = begun
@@ -320,13 +327,13 @@ class StageEngine:
     def resume_step(
         self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
     ) -> None:
-        """See `Engine`."""
+        """Resume the open step; see `Engine`."""
         self.open_step.resume(step, counted)
         if gradient is not None:
             self.weights.set_flat_gradient(gradient)
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths = None) -> Tensor:
-        """See `Engine`."""
+        """Compute the stage's output; see `Engine`."""
         step = self.open_step
         graph = self._run(step, microbatch, x, lengths)
         self._check_finite(graph.output, microbatch, "output", x, lengths)
@@ -339,11 +346,11 @@ class StageEngine:
     def forward_backward(
         self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor, lengths: Lengths = None
     ) -> LossAndGradient:
-        """See `Engine`."""
+        """Compute forward, loss and backward at the last stage; see `Engine`."""
         step = self.open_step
         check_labels(labels, x, self._num_outputs)
         graph = self._run(step, microbatch, x, lengths)
-        step.left[microbatch] = []  # first: should it fail, nobody resumes the step
+        step.left[microbatch] = []  # set first, so that a failure leaves the step half done
         with self._autocast:
             chunks = self._chunks(graph.output, labels)
             loss, gradient = self._loss_and_gradient(chunks, step.num_targets)
@@ -356,7 +363,10 @@ class StageEngine:
         return Chunks(*module.select(output, labels.to(self._device)), module.num_outputs)
 
     def _loss_and_gradient(self, chunks: Chunks, num_targets: int) -> tuple[Tensor, Tensor | None]:
-        """See `Chunks`. With several of them, the head's weight has its gradient then."""
+        """Compute loss and gradient.
+
+        With several chunks the head's weight has its gradient afterwards.
+        """
         module = self.weights.module
         if chunks.is_whole:
             return chunks.loss_and_gradient(module.judge, num_targets)
@@ -365,19 +375,19 @@ class StageEngine:
             return chunks.loss_and_gradient(module.judge, num_targets, self._complete_at_once)
 
     def _complete_at_once(self) -> None:
-        """Compute the weights' gradients of one chunk: all chunks' would hold whole logits."""
+        """Compute the weight gradients of one chunk; those of all would hold whole logits."""
         for product in self.weights.linears.take():
             product.accumulate()
 
     def infer(self, x: Tensor, lengths: Lengths = None) -> Tensor:
-        """See `Engine`."""
+        """Compute the output for held-out samples; see `Engine`."""
         with self._evaluating() as module:
             output = self._output(module, x, lengths)
         self._check_evaluated(output, "output", x, lengths)
         return output
 
     def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
-        """See `Engine`."""
+        """Compute loss and counts of held-out samples; see `Engine`."""
         check_labels(labels, x, self._num_outputs)
         with self._evaluating() as module:
             output = self._output(module, x, lengths)
@@ -422,10 +432,10 @@ class StageEngine:
         module = self.weights.module
         return origin_in(module, module.architecture, forward)
 
-    # ---- texts that are continued
+    # ---- generation
 
     def begin_text(self, max_tokens: int) -> StageText:
-        """See `Engine`."""
+        """Begin a text; see `Engine`."""
         if not isinstance(self._task, CausalLm):
             raise BadModel("expected a run of a causal language model; this one tells classes")
         positions = self._checkpoint.architecture.positions
@@ -439,7 +449,6 @@ class StageEngine:
         return StageText(self, max_tokens, self._keeping)
 
     def _tried(self) -> Keeping:
-        """See `kept.try_out`."""
         size = 1, sum(TRIED)
         x = torch.arange(size[1])[None] % self._spec.model.vocab_size
         if not self.is_first:
@@ -449,26 +458,27 @@ class StageEngine:
         return try_out(self._checkpoint.config, self.layers, x, self.read, rtol)
 
     def empty_cache(self) -> StageCache:
-        """For a text of which nothing is read."""
+        """Return an empty cache for a text."""
         return StageCache(self._checkpoint.config, self.layers)
 
     def check_input(self, x: Tensor, longest: int) -> None:
-        """Whether it is what this stage takes, of at most so many tokens.
+        """Check an input of this stage with at most `longest` tokens.
 
         Raises:
-            MalformedMessage: it is not.
+            MalformedMessage: The input is invalid.
         """
         (check_tokens if self.is_first else check_hidden)(x, self._spec, longest)
 
     def read(self, x: Tensor, cache: StageCache | None) -> Tensor:
-        """The output [1, T, C], float32 on the CPU, for tokens that follow those in the cache.
+        """Return the output [1, T, C], float32 on the CPU, for the tokens after those in the cache.
 
         Args:
-            x: as `Text.read` takes it; checked.
-            cache: grows by them; None if nothing stands in front of them.
+            x: Input of `Text.read`, already checked.
+            cache: Cache of the tokens before, to which these are added; None: there are none
+                before.
 
         Raises:
-            NonFinite: the output is inf or NaN.
+            NonFinite: The output has inf or NaN.
         """
         with self._evaluating() as module:
             output: Tensor = module(x.to(self._device), None, None, cache).float()
@@ -478,10 +488,10 @@ class StageEngine:
         return output.cpu()
 
     def last_logits(self, output: Tensor) -> Tensor:
-        """Logits [V] in float32 of the last token of an output [1, T, C], at the last stage.
+        """Return the last token's logits [V] in float32 of an output [1, T, C]; last stage only.
 
         Raises:
-            NonFinite: one is inf or NaN.
+            NonFinite: A logit is inf or NaN.
         """
         with self._evaluating() as module:
             logits_v = module.logits(output[:, -1:].to(self._device))[0, -1].float()
@@ -493,7 +503,7 @@ class StageEngine:
             raise NonFinite(f"text: {self._not_finite(what)}")
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
-        """See `Engine`."""
+        """Compute the input gradient of a microbatch; see `Engine`."""
         step = self.open_step
         graph = step.graph_of(microbatch)
         check_gradient(gradient, graph.output)
@@ -501,19 +511,19 @@ class StageEngine:
         return self._backward(microbatch, graph, graph.output, gradient.to(self._device))
 
     def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
-        """See `Engine`."""
-        # In the order of the backward pass: a layer may have been called twice. Each is let go of
-        # as soon as it is done.
+        """Compute the weight gradients of a microbatch; see `Engine`."""
+        # The order is that of the backward pass, since a layer may have been called twice. Each
+        # product is freed as soon as it is done.
         products = deque(self.open_step.count(microbatch))
         while products:
             products.popleft().accumulate()
-        # Or all that is left would be queued at once, in front of what others wait for.
+        # Without this wait, the device's queue would delay work that other stages wait for.
         synchronise(self._device)
 
     def squared_grad_norm(self) -> float:
-        """See `Engine`."""
+        """Return the sum of squares of this stage's gradients; see `Engine`."""
         total = self._summed().squared_grad_norm()
-        if not total <= MAX_SQUARED_NORM:  # so is NaN
+        if not total <= MAX_SQUARED_NORM:  # NaN fails this comparison too
             raise NonFinite(
                 f"step {self.open_step.number}: the gradient of layers {self.layers} is inf, NaN "
                 f"or as good as that, its norm {math.sqrt(total):.3g}{self.weights.origin}"
@@ -522,28 +532,28 @@ class StageEngine:
 
     @property
     def num_values(self) -> int:
-        """See `Engine`."""
+        """Length of `flat_gradient`; see `Engine`."""
         return self.weights.num_values
 
     def flat_gradient(self) -> Tensor:
-        """See `Engine`."""
+        """Return all gradients of this stage; see `Engine`."""
         return self._summed().flat_gradient()
 
     def take_sum(self, total: Tensor) -> None:
-        """See `Engine`."""
+        """Replace this stage's gradients by a sum; see `Engine`."""
         self.weights.check_flat(total)
         self.weights.set_flat_gradient(total)
 
     def shared_gradient(self) -> Tensor:
-        """See `Engine`."""
+        """Return the gradients of weights that other stages train too; see `Engine`."""
         return self._summed().shared_gradient()
 
     def set_shared_gradient(self, total: Tensor) -> None:
-        """See `Engine`."""
+        """Set the sum of these stages' gradients; see `Engine`."""
         self.weights.set_shared_gradient(total)
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
-        """See `Engine`."""
+        """Scale the gradients, update the weights and end the step; see `Engine`."""
         self.open_step.check_complete()
         try:
             self.weights.apply(clip_factor, learning_rate)
@@ -560,27 +570,27 @@ class StageEngine:
     def apply_sum(
         self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
     ) -> None:
-        """See `Engine`."""
+        """Apply a step that other replicas computed; see `Engine`."""
         self.take_sum(total)
         self._step = _Step(step, num_targets=1)
         self.apply(clip_factor, learning_rate)
 
     def export(self) -> Iterator[bytes]:
-        """See `Engine`."""
+        """Yield this stage's weights as a safetensors file; see `Engine`."""
         if self._spec.train.gives_adapter:
             return self.weights.export_adapter()
         return self.weights.export(TORCH_DTYPES[self._spec.result_dtype])
 
     def state(self) -> dict[str, Tensor]:
-        """See `Engine`."""
+        """Return copies of the training state; see `Engine`."""
         return self.weights.state()
 
     def state_names(self) -> frozenset[str]:
-        """See `Engine`."""
+        """Return the names of the tensors of `state`; see `Engine`."""
         return self.weights.state_names()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """See `Engine`."""
+        """Continue from `state`; see `Engine`."""
         self.weights.load_state(state)
         self._step = None
 
@@ -607,7 +617,7 @@ class StageEngine:
         return _Graph(x, output, aside)
 
     def _router_loss(self, logits: Sequence[Tensor], x: Tensor, lengths: Lengths) -> Tensor | None:
-        """A microbatch's part of the step's, of the blocks here."""
+        """Return the part of the step's router loss that these blocks have for a microbatch."""
         if not logits:
             return None
         is_token = None if lengths is None else tokens_among(x, lengths).flatten()
@@ -619,10 +629,10 @@ class StageEngine:
     def _backward(
         self, microbatch: MicrobatchIndex, graph: _Graph, root: Tensor, gradient: Tensor | None
     ) -> Tensor | None:
-        """All gradients but those of linear layers' weights; the input's is returned."""
+        """Compute all gradients except those of linear weights; return the input gradient."""
         step, linears = self.open_step, self.weights.linears
-        left = step.left[microbatch] = []  # first: should it fail, nobody resumes the step
-        # Adapters may be in other blocks than the stage's first.
+        left = step.left[microbatch] = []  # set first, so that a failure leaves the step half done
+        # With adapters the stage's first blocks may have nothing that trains.
         roots = {root: gradient, **({graph.aside: None} if graph.aside is not None else {})}
         wanted = {one: of_one for one, of_one in roots.items() if one.requires_grad}
         if wanted:
@@ -659,15 +669,15 @@ class StageEngine:
 
 
 class StageText:
-    """See `Text`, which it is.
+    """A text at a torch engine; implements `Text`.
 
     Args:
-        engine: of the stage.
-        max_tokens: that it may have.
-        keeping: how the stage keeps it.
+        engine: Engine of the stage.
+        max_tokens: Largest number of tokens of the text.
+        keeping: Cache behaviour of the stage.
 
     Attributes:
-        cache: what is kept of it.
+        cache: Cache of the text.
     """
 
     def __init__(self, engine: StageEngine, max_tokens: int, keeping: Keeping) -> None:
@@ -678,11 +688,11 @@ class StageText:
 
     @property
     def num_bytes(self) -> int:
-        """See `Text`."""
+        """Bytes of the text at its full length; see `Text`."""
         return self._keeping.num_bytes(self._max_tokens)
 
     def read(self, x: Tensor) -> Tensor:
-        """See `Text`."""
+        """Compute the output for the next tokens; see `Text`."""
         room = self._max_tokens - self._num_tokens
         if room < 1:
             raise MalformedMessage(f"expected {self._max_tokens} tokens of a text, got another one")
@@ -694,5 +704,5 @@ class StageText:
         return output
 
     def next_token(self, output: Tensor, sampling: Sampling | None) -> int:
-        """See `Text`."""
+        """Choose the token that follows; see `Text`."""
         return choose(self._engine.last_logits(output), sampling, self._num_tokens)

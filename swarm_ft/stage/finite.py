@@ -1,7 +1,6 @@
-"""Where values of a stage stop being finite: the name of the tensor, for the run's owner.
+"""Search for the first value of a stage that is not finite, for the run's owner.
 
-Nothing here runs while all is well: the search begins after a loss, an output or a gradient was
-found to be inf or NaN.
+The search runs only after a loss, an output or a gradient was found to have inf or NaN.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ _log = get_logger(__name__)
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no value of it is inf or NaN."""
+    """Whether all values are finite."""
     return bool(torch.isfinite(tensor).all())
 
 
 def origin_in(module: nn.Module, architecture: Architecture, forward: Callable[[], object]) -> str:
-    """The first tensor of a forward pass that is not finite: a weight, or what a layer computes.
+    """Return the first tensor of a forward pass that is not finite: a weight, or a layer's output.
 
     Args:
-        module: of the stage.
-        architecture: of its model; knows which layer a name belongs to.
-        forward: computes the pass once more, without a graph.
+        module: Module of the stage.
+        architecture: Architecture of its model, which maps names to layers.
+        forward: Computes the pass once more, without a graph.
 
     Returns:
-        ", first in " and its name with its layer; empty if a second pass finds none.
+        ", first in " with the tensor's name and its layer; empty if the second pass is finite.
     """
     weights = (name for name, one in module.named_parameters() if not is_finite(one))
     found = next(weights, "")
@@ -42,7 +41,7 @@ def origin_in(module: nn.Module, architecture: Architecture, forward: Callable[[
 
 
 def origin_among(gradients: Mapping[str, Tensor | None], architecture: Architecture) -> str:
-    """Name the first gradient that is not finite; a backward pass begins at the last weight."""
+    """Return the first gradient that is not finite; a backward pass begins at the last weight."""
     last_first = reversed(list(gradients.items()))
     found = (name for name, one in last_first if one is not None and not is_finite(one))
     name = next(found, "")
@@ -63,7 +62,7 @@ def _first_output(module: nn.Module, forward: Callable[[], object]) -> str:
     try:
         forward()
     except (RuntimeError, ValueError, TypeError, SwarmError):
-        _log.warning("the pass that was to find a value that is not finite failed", exc_info=True)
+        _log.warning("the search for the first value that is not finite failed", exc_info=True)
     finally:
         for handle in handles:
             handle.remove()

@@ -1,9 +1,9 @@
-"""Frozen weights in fewer bits: how they are held, and what they are to compute with.
+"""Frozen weights in fewer bits: their forms in memory, and their float32 values.
 
-Whatever the form, a weight is made float32 when it is used, by steps that have one result on every
-machine: bfloat16 is widened, and of a packed one each value is a code's number times its block's
-scale, one product of float32. So replicas compute with the same numbers, and no layer, backward or
-adapter knows of forms but by `weight_of`. Packing is done on the CPU while the file is read.
+In every form a weight becomes float32 when it is used, with the same result on every machine:
+bfloat16 is widened, and a packed value is its code times the scale of its block, one float32
+product. Replicas therefore compute with the same numbers. Layers, backward passes and adapters read
+weights through `weight_of` alone. Weights are packed on the CPU while the file is read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from swarm_ft.protocol.spec.run_spec import PACKED_VALUES, RunSpec
 from swarm_ft.stage.skeleton import is_below
 
 SCALES = "_scales"
-"""After a packed weight's name: that of its blocks' scales."""
+"""Suffix of a packed weight's name, for the scales of its blocks."""
 _CHUNK_VALUES = 1 << 20
-# The quantiles of a normal distribution, as bitsandbytes has them (Dettmers et al. 2023, arXiv
-# 2305.14314), which gives the same codes and scales for the same weight.
+# These are the quantiles of a normal distribution from bitsandbytes (Dettmers et al. 2023, arXiv
+# 2305.14314), so that equal weights get equal codes and scales.
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
@@ -38,8 +38,8 @@ class Packing:
     """Codes of 8 or 4 bits, and a float32 scale for each block of `PACKED_VALUES` values.
 
     Attributes:
-        shape: of the weight; its values are packed in the order in which they are stored.
-        bits: 8 for whole numbers of -127 to 127, 4 for `NF4`, two in a byte.
+        shape: Shape of the weight; its values are packed in the order of storage.
+        bits: Bits of a code: 8 for integers from -127 to 127, 4 for `NF4`, two in a byte.
     """
 
     shape: torch.Size
@@ -54,14 +54,14 @@ class Packing:
         return torch.int8 if self.bits == 8 else torch.uint8
 
     def empty(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Room for codes and scales."""
+        """Return empty tensors for codes and scales."""
         return (
             torch.empty(self._num_codes, dtype=self._dtype, device=device),
             torch.empty(self.shape.numel() // PACKED_VALUES, device=device),
         )
 
     def packed(self, pieces: Iterable[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Codes and scales of values that come flat, in pieces of whole blocks."""
+        """Return codes and scales of flat values that arrive in pieces of whole blocks."""
         codes, scales = self.empty(device)
         at = 0
         for piece in pieces:
@@ -73,14 +73,14 @@ class Packing:
         return codes, scales
 
     def unpacked(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """The weight in float32, of memory of its own."""
+        """Return the weight in float32, in memory of its own."""
         if self.bits == 8:
             values = codes.float()
         else:
             values = torch.empty(self.shape.numel(), device=codes.device)
             table = _PAIRS if codes.device.type == "cpu" else _PAIRS.to(codes.device)
             pairs = values.view(torch.int64)
-            # In pieces, so that there is no second tensor of their size.
+            # The pieces avoid a second tensor of the same size.
             pieces = (torch.split(one, _CHUNK_VALUES) for one in (codes, pairs))
             for some, to in zip(*pieces, strict=True):
                 torch.index_select(table, 0, some.int(), out=to)
@@ -97,7 +97,7 @@ class Packing:
 
 
 def _pairs() -> Tensor:
-    """Both numbers of each byte, the higher four bits' first; as one int64, which is looked up."""
+    """Return both numbers of each byte, the higher four bits first, as one int64 for the lookup."""
     table, codes = torch.tensor(NF4), torch.arange(256)
     pairs = torch.stack([table[codes >> 4], table[codes & 15]], dim=1)
     return pairs.view(torch.int64).view(256)
@@ -109,13 +109,13 @@ _BETWEEN = (torch.tensor(NF4[1:]) + torch.tensor(NF4[:-1])) / 2
 Form = torch.dtype | Packing
 
 
-# ---- which weights of a stage are held how
+# ---- the forms of a stage's weights
 
 
 def own_linears(module: nn.Module) -> dict[str, nn.Module]:
-    """Linear layers by name that compute as their classes do, with a weight that is theirs alone.
+    """Return the linear layers by name that have their class's forward and an own weight.
 
-    Some families' layers compute otherwise, by a forward of their own.
+    Layers of some families have a forward of their own.
     """
     every = module.named_parameters(remove_duplicate=False)
     uses = Counter(id(parameter) for _, parameter in every)
@@ -129,17 +129,18 @@ def own_linears(module: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """How a stage's frozen weights are held, by name; those that are not named, as float32.
+    """Forms of a stage's frozen weights by name; all other weights are float32.
 
     Attributes:
-        widened: embeddings whose rows are made float32 as they come.
+        of: Form of each weight by name.
+        widened: Embeddings whose rows become float32 when they are read.
     """
 
     of: Mapping[str, Form] = field(default_factory=dict)
     widened: tuple[nn.Module, ...] = ()
 
     def at(self, names: Iterable[str]) -> Form:
-        """Of a tensor that is read for all these names."""
+        """Return the form of a tensor that is read for all these names."""
         found = {self.of.get(name, torch.float32) for name in names}
         return found.pop() if len(found) == 1 else torch.float32
 
@@ -147,13 +148,13 @@ class Forms:
 def frozen_forms(
     module: nn.Module, blocks: str, spec: RunSpec, whole: Collection[str] = ()
 ) -> Forms:
-    """What a run says of a stage's weights. Norms and biases stay float32.
+    """Return the forms of a stage's weights in a run. Norms and biases stay float32.
 
     Args:
-        module: has no weights yet.
-        blocks: name of the list of its blocks, in which linear layers may be packed.
-        spec: the run.
-        whole: names of modules that train, beside adapters.
+        module: Module without weights.
+        blocks: Name of the list of its blocks, in which linear layers may be packed.
+        spec: Spec of the run.
+        whole: Names of modules that train in full beside adapters.
     """
     train = spec.train
     if not train.adapts:
@@ -178,7 +179,7 @@ def frozen_forms(
 
 
 def prepare(module: nn.Module, forms: Forms) -> None:
-    """Have a module without weights take them in these forms."""
+    """Prepare a module without weights for weights in these forms."""
     for name, form in forms.of.items():
         if isinstance(form, Packing):
             layer = module.get_submodule(name.rpartition(".")[0])
@@ -194,17 +195,17 @@ def _widen(_table: nn.Module, _inputs: object, rows: Tensor) -> Tensor:
     return rows.float()
 
 
-# ---- a weight in its form
+# ---- weights in their forms
 
 
 def packing_of(layer: nn.Module) -> Packing | None:
-    """How a layer's weight is packed."""
+    """Return the packing of a layer's weight; None if it is not packed."""
     found: Packing | None = vars(layer).get("packing")
     return found
 
 
 def weight_of(layer: nn.Module) -> Tensor:
-    """A linear layer's weight in float32, whatever its form, without a gradient."""
+    """Return a linear layer's weight in float32, in any form, without a gradient."""
     weight, packing = layer.get_parameter("weight").detach(), packing_of(layer)
     if packing is None:
         return weight.float()
@@ -213,12 +214,12 @@ def weight_of(layer: nn.Module) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """A tensor that takes no memory until it is made, each time anew.
+    """A tensor that is created when it is needed, and takes no memory before.
 
     Attributes:
-        dtype: that it will have.
-        shape: that it will have.
-        how: makes it.
+        dtype: Dtype of the tensor.
+        shape: Shape of the tensor.
+        how: Creates the tensor.
     """
 
     dtype: torch.dtype
@@ -226,16 +227,16 @@ class Lazy:
     how: Callable[[], Tensor]
 
     def made(self) -> Tensor:
-        """It, with its values."""
+        """Create the tensor."""
         return self.how()
 
     def outline(self) -> Tensor:
-        """One of this type and shape, without values."""
+        """Return a tensor of this dtype and shape without values."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
 def in_float32(module: nn.Module) -> dict[str, Lazy]:
-    """A module's state by the names that it has in float32."""
+    """Return a module's state with float32 names and values."""
     state = {
         name: _wide(tensor)
         for name, tensor in module.state_dict().items()

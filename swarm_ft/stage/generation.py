@@ -1,4 +1,4 @@
-"""A checkpoint's settings for `generate` of transformers, and the tokens behind which texts end."""
+"""A checkpoint's settings for `generate` of transformers, and the tokens that end texts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ GENERATION_FILE = "generation_config.json"
 
 
 def generation_settings(source: Source) -> dict[str, Any]:
-    """The fields of a checkpoint's `generation_config.json`; none if it has no such file.
+    """Return the fields of a checkpoint's `generation_config.json`; empty if there is no such file.
 
     Raises:
-        BadModel: the file is unreadable.
+        BadModel: The file is unreadable.
     """
     path = source.find(GENERATION_FILE)
     try:
@@ -33,10 +33,10 @@ def generation_settings(source: Source) -> dict[str, Any]:
 
 
 def end_tokens_in(source: Source, config: ModelConfig) -> tuple[int, ...]:
-    """The tokens behind which `generate` ends a text: the settings', or else the config's.
+    """Return the tokens at which `generate` ends a text, from the settings or else the config.
 
     Raises:
-        BadModel: the settings are unreadable.
+        BadModel: The settings are unreadable.
     """
     ends = generation_settings(source).get("eos_token_id", getattr(config, "eos_token_id", None))
     several = ends if isinstance(ends, list) else [ends]
@@ -48,16 +48,16 @@ def end_tokens_in(source: Source, config: ModelConfig) -> tuple[int, ...]:
 def save_generation_settings(
     source: Source, config: ModelConfig, more_ends: Iterable[int], directory: Path
 ) -> None:
-    """Write a result's `generation_config.json`: the model's own, with further tokens as ends.
+    """Write a result's `generation_config.json`: the model's own, with more end tokens.
 
     Args:
-        source: of the model.
-        config: of the model.
-        more_ends: tokens that training ended texts or turns by.
-        directory: exists.
+        source: Source of the model.
+        config: Config of the model.
+        more_ends: Tokens that end texts or turns in the training data.
+        directory: Existing directory.
 
     Raises:
-        BadModel: the model's own settings are unreadable.
+        BadModel: The model's own settings are unreadable.
     """
     path, ends = source.find(GENERATION_FILE), end_tokens_in(source, config)
     more = [token for token in more_ends if token not in ends]
@@ -71,7 +71,7 @@ def save_generation_settings(
 
 
 def _of_config(config: ModelConfig) -> dict[str, Any]:
-    """What `from_pretrained` takes for settings where there is no file."""
+    """Return the settings that `from_pretrained` uses without a file."""
     found: dict[str, Any] = GenerationConfig.from_model_config(config).to_diff_dict()
     found.pop("_from_model_config", None)
     return found

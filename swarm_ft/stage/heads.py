@@ -1,9 +1,9 @@
-"""What a model ends in, by its task: which class of transformers it is, and what it is asked.
+"""Heads of models by task: the class of transformers, the rows that predict, and the logits.
 
-Where a checkpoint lacks a task's head, that begins with numbers that follow from the run's seed,
-by arithmetic that has one result on every machine.
+A head that a checkpoint lacks begins with numbers that follow from the run's seed, by arithmetic
+with the same result on every machine.
 
-Shapes: B samples, T tokens, C channels, N targets, K what a target is one of.
+Shapes: B samples, T tokens, C channels, N targets, K classes or words.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ from swarm_ft.protocol.spec.tasks import Task
 ENCODERS = frozenset(
     {"bert", "camembert", "deberta", "deberta-v2", "electra", "roberta", "xlm-roberta"}
 )
-"""Types whose tokens see those behind them, and whose first token tells a sample's class."""
+"""Model types whose tokens see later tokens, and whose first token classifies a sample."""
 FLOAT32_ALONE = frozenset({"deberta"})
-"""Types whose own code fails in autocast: it masks scores in bfloat16 with the least float32."""
+"""Model types whose code fails in autocast: it masks bfloat16 scores with the least float32."""
 
 
 class Ending(Protocol):
-    """A stage, as a head needs it."""
+    """The part of a stage that a head uses."""
 
     @property
     def sees_all(self) -> bool:
-        """Whether tokens see those behind them, as in encoders."""
+        """Whether tokens see later tokens, as in encoders."""
 
     def logits(self, hidden_btc: Tensor) -> Tensor:
-        """What the whole model makes of its last block's output, a row of logits for each."""
+        """Return the whole model's logits for its last block's output, one row a position."""
 
     def normed(self, hidden_btc: Tensor) -> Tensor:
-        """The same without the head."""
+        """Return the normalised output of the last block, without the head."""
 
     def scores(self, normed: Tensor) -> Tensor:
-        """The head alone, a linear layer."""
+        """Apply the head alone, a linear layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a task asks of a model.
+    """The properties of a task's head.
 
     Attributes:
-        auto: builds the model.
-        class_names: what it builds, of each type of model that it can.
-        words: what it is, for people.
-        examples: some of the types.
-        is_new: whether it may begin with the run, where a checkpoint lacks it.
-        select: the rows of a last block's output [B, T, C] that predict a target each, and these
-            [N], by labels [B, T]. Rows are tokens [N, 1, C], or whole samples [N, T, C].
-        judge: logits [n, K] of some of these rows.
+        auto: Class of transformers that builds the model.
+        class_names: Name of the model class by model type.
+        words: Description for people.
+        examples: Some of the model types.
+        is_new: Whether the head may begin with the run, if a checkpoint lacks it.
+        select: Selects the rows of a last block's output [B, T, C] that predict a target each, and
+            the targets [N], by labels [B, T]. Rows are tokens [N, 1, C], or samples [N, T, C].
+        judge: Computes logits [n, K] of some of these rows.
     """
 
     auto: Any
@@ -83,7 +83,7 @@ class Head:
 
 
 def _next_tokens(_: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
-    """Select the tokens that predict the token behind them: position t that of t + 1."""
+    """Select the tokens that predict the next token: position t predicts that of t + 1."""
     return _tokens(hidden_btc[:, :-1], labels_bt[:, 1:])
 
 
@@ -93,7 +93,7 @@ def _each(_: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Ten
 
 
 def _tokens(hidden_btc: Tensor, targets_bt: Tensor) -> tuple[Tensor, Tensor]:
-    """Select tokens with a target, each as a sample of one token: any model has its position."""
+    """Select tokens with a target, each as a sample of one token."""
     is_target_bt = targets_bt != NO_LABEL
     if bool(is_target_bt.all()):
         return hidden_btc.flatten(0, 1)[:, None], targets_bt.flatten()
@@ -101,12 +101,12 @@ def _tokens(hidden_btc: Tensor, targets_bt: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_tokens(stage: Ending, rows_n1c: Tensor) -> Tensor:
-    """Compute logits of tokens by the whole model's own code."""
+    """Compute logits of tokens with the whole model's own code."""
     return stage.logits(rows_n1c).flatten(0, 1)
 
 
 def _of_all(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
-    """Select the tokens that have their sample's class; all tokens where an encoder pools them."""
+    """Select the tokens with their sample's class; for an encoder, which pools, all tokens."""
     is_target_bt = labels_bt != NO_LABEL
     rows = hidden_btc if stage.sees_all else hidden_btc[is_target_bt][:, None]
     return rows, labels_bt[is_target_bt]
@@ -158,28 +158,28 @@ _HEADS = {
 
 
 def head_of(task: Task) -> Head:
-    """What a task asks of a model."""
+    """Return the head of a task."""
     return _HEADS[task.kind]
 
 
 def config_for(task: Task, config: Any) -> Any:  # noqa: ANN401 - transformers' own
-    """A model's config with a task's classes in it."""
+    """Return a model's config with a task's classes."""
     if not task.labels:
         return config
     named = copy.deepcopy(config)
     named.id2label = dict(enumerate(task.labels))
     named.label2id = {name: number for number, name in enumerate(task.labels)}
-    named.tie_word_embeddings = False  # there are no words at its end
+    named.tie_word_embeddings = False  # the head has classes, not words
     return named
 
 
 def counts_by_class(told: Tensor, there: Tensor, num_classes: int) -> tuple[int, ...]:
-    """Of each class, targets that are told rightly, told so, and are so.
+    """Return for each class the true positives, all predictions and all labels.
 
     Args:
-        told: [N], int64.
-        there: [N], so too.
-        num_classes: how many there are.
+        told: Predicted classes, int64 [N].
+        there: Labels, int64 [N].
+        num_classes: Number of classes.
     """
     of_each = (told[told == there], told, there)
     counts = [torch.bincount(one.cpu(), minlength=num_classes) for one in of_each]
@@ -190,22 +190,22 @@ def counts_by_class(told: Tensor, there: Tensor, num_classes: int) -> tuple[int,
 
 
 def drawn(seed: str, shape: torch.Size) -> Tensor:
-    """Multiples of 2^-23 in [-1, 1), exact in float32."""
+    """Return multiples of 2^-23 in [-1, 1), exact in float32."""
     data = hashlib.shake_128(seed.encode()).digest(4 * shape.numel())
     units = (np.frombuffer(data, "<u4") >> 8).astype(np.float32) - np.float32(1 << 23)
     return torch.from_numpy(units / np.float32(1 << 23)).view(shape)
 
 
 def begun(name: str, shape: torch.Size, seed: int, spread: float) -> Tensor:
-    """A head's tensor as it begins: biases 0, weights even, as wide as the model's own.
+    """Return a head's initial tensor: biases 0, weights uniform with the model's spread.
 
     Args:
-        name: of the tensor.
-        shape: its own.
-        seed: the run's.
-        spread: standard deviation of weights.
+        name: Name of the tensor.
+        shape: Shape of the tensor.
+        seed: Seed of the run.
+        spread: Standard deviation of weights.
     """
     if len(shape) < 2:
         return torch.zeros(shape)
-    # The square root of 3, to a float's bits, is the same everywhere: IEEE 754 says so.
+    # The square root of 3 has the same float on every machine, by IEEE 754.
     return drawn(f"{seed}/head/{name}", shape) * float(np.float32(spread * math.sqrt(3.0)))

@@ -1,4 +1,4 @@
-"""Bytes that tensors hold: those of a microbatch, and of all that are alive. Knows no engine."""
+"""Bytes that tensors hold: those of a microbatch, and those of all live tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# ---- what some tensors lie in
+# ---- the memory behind some tensors
 
 
 class Storages:
-    """Memory that tensors lie in, each piece counted once, however many are views of it.
+    """Memory behind tensors; each storage counts once, however many views it has.
 
     Args:
-        but: tensors whose memory does not count.
+        but: Tensors whose memory does not count.
     """
 
     def __init__(self, but: Iterable[Tensor] = ()) -> None:
@@ -30,7 +30,7 @@ class Storages:
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> Self:
-        """What these lie in."""
+        """Return the storages of these tensors."""
         storages = cls()
         for tensor in tensors:
             storages.add(tensor)
@@ -38,20 +38,20 @@ class Storages:
 
     @property
     def num_bytes(self) -> int:
-        """Of all pieces."""
+        """Bytes of all storages."""
         return sum(self._bytes.values())
 
     def add(self, tensor: Tensor) -> None:
-        """Count what this one lies in, unless it is counted already."""
+        """Count a tensor's storage, unless it is counted already."""
         if _key(tensor) not in self._but:
             self._bytes[_key(tensor)] = tensor.untyped_storage().nbytes()
 
 
 class HeldBytes:
-    """The most bytes that one microbatch was seen to hold, from its forward pass on.
+    """The most bytes that one microbatch was measured to hold, from its forward pass on.
 
     Attributes:
-        most: 0 before the first.
+        most: Measured bytes; 0 before the first microbatch.
     """
 
     def __init__(self) -> None:
@@ -59,21 +59,21 @@ class HeldBytes:
         self._num_tokens = 0
 
     def of(self, num_tokens: int) -> int:
-        """What one of so many tokens would hold, were it the largest; never less than was seen."""
+        """Return the bytes for a microbatch of `num_tokens`; never less than measured."""
         if num_tokens <= self._num_tokens:
             return self.most
         return math.ceil(self.most * num_tokens / max(1, self._num_tokens))
 
     @contextmanager
     def measuring(self, x: Tensor, but: nn.Module) -> Iterator[Storages]:
-        """Count what a forward pass inside saves, if no microbatch was as large before.
+        """Measure what a forward pass in the context saves, if no larger microbatch was measured.
 
         Args:
-            x: its input [B, T] or [B, T, C], which is held too.
-            but: its weights are there anyway and do not count.
+            x: Input [B, T] or [B, T, C], which counts too.
+            but: Module whose weights do not count.
 
         Yields:
-            To which the caller adds what else it holds.
+            Storages to which the caller adds what else it holds.
         """
         if x.shape[:2].numel() <= self._num_tokens:
             yield Storages()
@@ -90,7 +90,7 @@ class HeldBytes:
 
         with saved_tensors_hooks(save, lambda tensor: tensor):
             yield held
-        # What was saved for nothing, as DoRA does, is gone by now.
+        # Tensors that were saved for nothing, as DoRA does, are freed by now.
         for tensor in (weak() for weak in saved):
             if tensor is not None:
                 held.add(tensor)
@@ -98,27 +98,27 @@ class HeldBytes:
         self.saw(held)
 
     def saw(self, held: Storages) -> None:
-        """A microbatch holds this."""
+        """Add a measurement."""
         self.most = max(self.most, held.num_bytes)
 
 
 def _key(tensor: Tensor) -> int:
-    # Not the address: in a rehearsal there is none.
+    # The key is not the address, which tensors of a rehearsal do not have.
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
-# ---- all that is alive
+# ---- all live tensors
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the memory of all tensors that operations inside give, until it is let go of.
+    """Counts the memory of all tensors that operations in the context return, until they are freed.
 
-    What a kernel allocates for itself, and gives to nobody, it does not see. Tensors without
-    memory do not count.
+    Memory that a kernel allocates and does not return is not seen. Tensors without memory do not
+    count.
 
     Attributes:
-        now: bytes that are there.
-        most: that were there at once, since `begin`.
+        now: Bytes of live tensors.
+        most: Most bytes at one time since `begin`.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: dict[int, ref[UntypedStorage]] = {}
 
     def begin(self) -> None:
-        """Forget what was there before now."""
+        """Start a new measurement of `most`."""
         self.most = self.now
 
     def __torch_dispatch__(
@@ -138,7 +138,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        """Torch's own: an operation is called."""
+        """Count the results of an operation; torch calls this."""
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and not tensor.is_meta:

@@ -1,9 +1,9 @@
-"""Public models of the hub in a folder of the peer's own, within bounds that its owner chose.
+"""Public models of the hub in a folder of the peer, within limits of its owner.
 
-A job names a repository, and nobody knows yet that it holds the run's model. So its size is
-compared with what the job says of its model before any weights are fetched, no file may become
-longer than the hub announced, and the least recently used repositories make room for new ones. No
-request carries the owner's token.
+A job names a repository, which may or may not hold the run's model. Before weights are fetched, the
+repository's size is compared with the size of the job's model. No file may become longer than the
+hub announced, and the least recently used repositories are deleted for new ones. Requests do not
+carry the owner's token.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ logger = get_logger(__name__)
 
 ANSWER_TIMEOUT_S = 30.0
 HEADERS = {"user-agent": "swarm-ft"}
-"""All that a request for a file carries; nothing adds the owner's token to it."""
+"""Headers of a request for a file; the owner's token is never added."""
 MAX_SETTINGS_BYTES = 64 << 20
-"""Of a config or an index; an index of a model with experts has some MiB."""
+"""Largest config or index in bytes; the index of a model with experts has some MiB."""
 TOLERANCE = 1.25
-"""Of a repository's weights to those that the job says of: some tensors are in no block."""
+"""Largest ratio of a repository's weights to the job's model: some tensors are in no block."""
 SLACK_BYTES = 64 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 NEWEST = "newest.json"
-"""A file of a repository's folder: the commit that was fetched last, and its files' sizes."""
+"""File in a repository's folder with the commit that was fetched last and its files' sizes."""
 _USED = "used"
-"""A file of a repository's folder, whose time is that of its last use."""
+"""File in a repository's folder whose time is that of the last use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """A public repository at one commit; it is in use as long as this object lives.
+    """A public repository at one commit, in use as long as this object lives.
 
     Attributes:
-        name: hub id.
-        commit: that all files are of.
-        folder: where its files lie here.
-        sizes: of its files in bytes, as the hub announces them, by name.
+        name: Hub id.
+        commit: Commit of all files.
+        folder: Local folder of its files.
+        sizes: Announced bytes of its files, by name.
     """
 
     name: str
@@ -67,13 +67,13 @@ class Repository:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubSource(Source):
-    """Files of a repository, each fetched when it is first needed."""
+    """Files of a repository, each fetched at its first use."""
 
     repository: Repository
     cache: HubCache
 
     def find(self, file_name: str) -> Path | None:
-        """See `Source`; a file that the repository has and that cannot be fetched is an error."""
+        """Return the path of a file, fetched if necessary; None if the repository lacks it."""
         return self.require(file_name) if file_name in self.repository.sizes else None
 
     def _fetch(self, file_name: str) -> Path | None:
@@ -81,14 +81,14 @@ class HubSource(Source):
 
 
 class HubCache:
-    """See the module's docstring.
+    """The cache of repositories; see the module.
 
     Args:
-        folder: of all repositories; made when the first one is fetched.
-        max_bytes: that they may take together.
-        endpoint: of the hub; None: the one of huggingface_hub's settings.
-        on_bytes: called with the number of bytes that are about to be written; it may block.
-        left_bytes: that may be fetched this month.
+        folder: Folder of all repositories, created with the first one.
+        max_bytes: Limit of all repositories together.
+        endpoint: URL of the hub; None: the one of huggingface_hub's settings.
+        on_bytes: Callback before each write with its number of bytes; it may block.
+        left_bytes: Returns the bytes that may still be fetched this month.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class HubCache:
         self._lock = threading.RLock()
 
     def __call__(self, model: ModelSpec) -> HubSource:
-        """Find the repository of a run's model; its config and index are fetched, no weights.
+        """Return the source of a run's model, with its config and index fetched, but no weights.
 
         Raises:
-            BadModel: there is no such public repository, or it is larger than the job says of its
-                model, or than the owner's bounds.
+            BadModel: There is no such public repository, or it is larger than the job's model or
+                than the owner's limits allow.
         """
         with self._lock:
             repository = self._found(model.reference)
@@ -128,10 +128,12 @@ class HubCache:
             return source
 
     def file(self, repository: Repository, name: str) -> Path | None:
-        """A file of a repository, fetched if it is not here; None if the repository lacks it.
+        """Return the path of a repository's file, fetched if necessary.
+
+        None if there is no such file.
 
         Raises:
-            OSError: it cannot be fetched, or is not as long as announced, or has no room.
+            OSError: The file cannot be fetched, has another length than announced, or does not fit.
         """
         path = repository.folder / repository.commit / name
         with self._lock:
@@ -142,16 +144,16 @@ class HubCache:
             _touch(repository.folder)
         return path
 
-    # ---- what there is
+    # ---- lookups
 
     def _found(self, name: str) -> Repository:
         folder = self._folder / name.replace("/", "--")
         try:
             found = self._announced(name, folder)
-        except RepositoryNotFoundError as error:  # private ones are not found either
+        except RepositoryNotFoundError as error:  # the hub reports private ones in the same way
             raise BadModel(f"model '{name}': no public repository ({one_line(error)})") from error
         except Exception as error:
-            # A run goes on with the files that are here while the hub does not answer.
+            # A run continues with the local files while the hub does not answer.
             remembered = _remembered(name, folder)
             if remembered is None:
                 raise BadModel(f"model '{name}': no answer ({one_line(error)})") from error
@@ -168,7 +170,7 @@ class HubCache:
         )
         if _COMMIT.fullmatch(info.sha or "") is None:
             raise ValueError("the hub named no commit")
-        # Plain names only: they become names of files here.
+        # Only plain names are accepted, since they become names of local files.
         sizes = {
             one.rfilename: int(one.size)
             for one in info.siblings or ()
@@ -177,10 +179,10 @@ class HubCache:
         return Repository(name=name, commit=str(info.sha), folder=folder, sizes=sizes)
 
     def _check_size(self, source: HubSource, model: ModelSpec) -> None:
-        """Compare the bytes of the weights with those that the job says of its model.
+        """Compare the bytes of the weights with the job's model.
 
         Raises:
-            BadModel: there are more.
+            BadModel: There are more than the model can have.
         """
         sizes = source.repository.sizes
         for name in (CONFIG_FILE, INDEX_FILE):
@@ -229,8 +231,8 @@ class HubCache:
         logger.info("model %s: fetched %s (%d bytes)", repository.name, name, num_bytes)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Delete the repositories that were not used for longest and that no run uses."""
-        gc.collect()  # a stage that was let go may hold its checkpoint in a cycle
+        """Delete the least recently used repositories that no run uses."""
+        gc.collect()  # a released stage may hold its checkpoint in a reference cycle
         used = {one.folder for one in self._in_use.values()}
         there = {path: bytes_in(path) for path in self._repositories()}
         for path in sorted(there, key=_last_used_s):
@@ -250,16 +252,16 @@ class HubCache:
 
 
 class _Bounded:
-    """A file that takes no more bytes than were announced."""
+    """A file that takes no more bytes than announced."""
 
     def __init__(self, file: BinaryIO, max_bytes: int, on_bytes: Callable[[int], object]) -> None:
         self._file, self._max_bytes, self._on_bytes = file, max_bytes, on_bytes
 
     def write(self, data: bytes) -> int:
-        """Write it.
+        """Write data.
 
         Raises:
-            OSError: the file would become longer than it may.
+            OSError: The file would exceed the announced length.
         """
         if self._file.tell() + len(data) > self._max_bytes:
             raise OSError(f"the hub sends more than the {self._max_bytes} bytes that it announced")
@@ -271,19 +273,19 @@ class _Bounded:
         return self._file.tell()
 
     def seek(self, place: int) -> int:
-        """Go back, for a server that begins again."""
+        """Seek, for a server that restarts the transfer."""
         return self._file.seek(place)
 
     def truncate(self) -> int:
-        """Forget what follows."""
+        """Truncate at the present position."""
         return self._file.truncate()
 
 
 def most_bytes(model: ModelSpec) -> int:
-    """Bytes that a repository's weights may have, by what the job says of its model.
+    """Return the most bytes that the weights of a job's model may have in a repository.
 
-    Its blocks in float32, the embeddings and a head of that size, and room for positions and
-    norms. Checkpoints in float64 are refused by it.
+    These are its blocks in float32, the embeddings, a head of the same size, and some room for
+    positions and norms. Checkpoints in float64 exceed it.
     """
     ends = 2 * BYTES_PER_FLOAT * model.vocab_size * model.hidden_size
     told = model.num_blocks * model.block_bytes + model.shared_bytes + ends
@@ -291,10 +293,10 @@ def most_bytes(model: ModelSpec) -> int:
 
 
 def _indexed_bytes(source: HubSource) -> int:
-    """Bytes of all files that the index names, or what it says itself if that is more.
+    """Return the bytes of all files in the index, or its `total_size` if that is larger.
 
     Raises:
-        BadModel: there is no index, it cannot be read, or names files that are not there.
+        BadModel: There is no readable index, or it names missing files.
     """
     path, sizes = source.require(INDEX_FILE), source.repository.sizes
     try:
@@ -310,7 +312,7 @@ def _indexed_bytes(source: HubSource) -> int:
 
 
 def _remembered(name: str, folder: Path) -> Repository | None:
-    """The repository at the commit that was fetched last, as far as it is here."""
+    """Return the repository at the commit that was fetched last; None if there is none."""
     try:
         newest = json.loads((folder / NEWEST).read_text(encoding="utf-8"))
         return Repository(name=name, commit=newest["commit"], folder=folder, sizes=newest["sizes"])
@@ -319,7 +321,7 @@ def _remembered(name: str, folder: Path) -> Repository | None:
 
 
 def bytes_in(folder: Path) -> int:
-    """Bytes of all files below a folder; 0 if it is not there."""
+    """Return the bytes of all files below a folder; 0 if it does not exist."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 

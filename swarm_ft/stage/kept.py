@@ -1,12 +1,12 @@
-"""What a stage keeps of a text that is continued: transformers' own cache of keys and values.
+"""The cache of keys and values that a stage keeps for a text, in transformers' own format.
 
-Blocks find their layer of a cache by the number that they have in the whole model; their base asks
-layer 0 how long the text is, and the first layer of a kind for its mask. So a stage's cache has a
-layer for every block of the model: those of other stages are one of its own of the same kind, or,
-where there is none, only count tokens.
+Blocks find their layer of a cache by their number in the whole model. Their base takes the text's
+length from layer 0, and its masks from the first layer of each kind. A stage's cache therefore has
+a layer for every block of the model: blocks of other stages share a layer of the same kind, or, if
+the stage has none, have a layer that counts tokens only.
 
-Whether a family's blocks keep what they need there is not written down anywhere: it is tried, on a
-few tokens.
+No configuration tells whether a family's blocks keep all state in this cache, so that a stage tries
+it on a few tokens.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.skeleton import ModelConfig
 
 TRIED = (3, 1, 2)
-"""Tokens that are read one part after the other: of a prompt, a token, more of a text."""
+"""Tokens of the parts in the trial: a prompt, one token, more of a text."""
 TRIED_SINGLY = (3, 1, 1, 1)
-"""The same by blocks that go on from what they keep with one token at a time."""
+"""Tokens of the parts in the second trial, for blocks that continue with one token at a time."""
 
 
 class StageCache(DynamicCache):  # type: ignore[misc] # transformers has no types
-    """A cache for some blocks of a model, of which nothing is read.
+    """An empty cache for some blocks of a model.
 
     Args:
-        config: the whole model's.
-        layers: the stage's blocks.
+        config: Config of the whole model.
+        layers: Blocks of the stage.
     """
 
     def __init__(self, config: ModelConfig, layers: LayerRange) -> None:
@@ -52,14 +52,14 @@ class StageCache(DynamicCache):  # type: ignore[misc] # transformers has no type
                 self._counting.append(layer)
 
     def passed(self, num_tokens: int) -> None:
-        """The stage's blocks have read so many tokens more."""
-        little = torch.zeros(1, 1, num_tokens, 1)  # of nothing, a layer would count no tokens
+        """Count tokens that the stage's blocks have read."""
+        little = torch.zeros(1, 1, num_tokens, 1)  # with no channels a layer would count no tokens
         for layer in self._counting:
             layer.update(little, little)
 
 
 def bytes_in(cache: StageCache) -> int:
-    """What the cache's tensors take."""
+    """Return the bytes of the cache's tensors."""
     tensors = (tensor for layer in cache.layers for tensor in _tensors_in(vars(layer)))
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
@@ -74,12 +74,12 @@ def _tensors_in(value: object) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How a stage keeps texts.
+    """Cache behaviour of a stage.
 
     Attributes:
-        singly: tokens are read one at a time, but for those that a text begins with.
-        fixed_bytes: of a text, however long it is.
-        token_bytes: of each token.
+        singly: Whether tokens after a prompt have to be read one at a time.
+        fixed_bytes: Bytes of a text, independent of its length.
+        token_bytes: Bytes of each token.
     """
 
     singly: bool
@@ -87,7 +87,7 @@ class Keeping:
     token_bytes: int
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Of a text of so many tokens; no fewer than it takes."""
+        """Return an upper bound for the bytes of a text."""
         return self.fixed_bytes + self.token_bytes * num_tokens
 
 
@@ -95,17 +95,17 @@ Run = Callable[[Tensor, StageCache | None], Tensor]
 
 
 def try_out(config: ModelConfig, layers: LayerRange, x: Tensor, run: Run, rtol: float) -> Keeping:
-    """Whether a stage gives for a text in parts what it gives for all of it at once, and how.
+    """Try whether a stage gives equal results for a text in parts and at once; return how it can.
 
     Args:
-        config: the whole model's.
-        layers: the stage's blocks.
-        x: its input for `sum(TRIED)` tokens, [1, T] or [1, T, C].
-        run: the stage, with a cache or without one.
-        rtol: how far a token's output [C] may be off, relative to its norm.
+        config: Config of the whole model.
+        layers: Blocks of the stage.
+        x: Input for `sum(TRIED)` tokens, [1, T] or [1, T, C].
+        run: Computes the stage, with or without a cache.
+        rtol: Largest difference of a token's output [C], relative to its norm.
 
     Raises:
-        BadModel: it does not; says why.
+        BadModel: The results differ; the message has the reason.
     """
     try:
         whole = run(x, None)
@@ -118,7 +118,7 @@ def try_out(config: ModelConfig, layers: LayerRange, x: Tensor, run: Run, rtol: 
                 return Keeping(parts is TRIED_SINGLY, fixed_bytes, token_bytes)
     except SwarmError:
         raise
-    except Exception as exc:  # of some family's own code, for any reason
+    except Exception as exc:  # a family's own code may raise anything
         why = f"{type(exc).__name__}: {exc}".partition("\n")[0]
         raise _refused(config, f"they do not run with it ({why})") from exc
     if not sizes[-1]:
@@ -133,9 +133,9 @@ def try_out(config: ModelConfig, layers: LayerRange, x: Tensor, run: Run, rtol: 
 def _in_parts(
     layers: LayerRange, config: ModelConfig, x: Tensor, parts: Sequence[int], run: Run
 ) -> tuple[Tensor, list[int]]:
-    """The output of all of a text, and what it takes after each part.
+    """Return the output of a text in parts, and the cache's bytes after each part.
 
-    Another text is read in between: blocks that keep something elsewhere take it from that one.
+    Another text is read in between: blocks with state elsewhere would mix the two.
     """
     cache, another = StageCache(config, layers), StageCache(config, layers)
     outputs, sizes = [], []

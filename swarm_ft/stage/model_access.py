@@ -1,8 +1,8 @@
-"""Which models a peer opens for jobs, and how much a client learns where it opens none.
+"""The models that a peer opens for jobs, and what a client learns if it opens none.
 
-A client chooses the reference that its job carries, so the reference is hostile input. It leads to
-a directory below those that the peer's owner named, to a public repository of the hub, or nowhere.
-A client hears which part of a model differs. Paths, shapes, digests and library messages go to the
+A client chooses the reference in its job, so that the reference is hostile input. It leads to a
+directory below those that the peer's owner named, to a public repository of the hub, or nowhere. A
+client learns which part of a model differs. Paths, shapes, digests and library messages go to the
 peer's own log, and a missing, a forbidden and an unreadable model give the same error.
 """
 
@@ -46,14 +46,14 @@ TELLABLE = (
     NonFiniteWeights,
     UnsupportedDtype,
 )
-"""Errors whose messages depend on the job, or on weights that the job's own digests matched."""
+"""Errors whose messages depend on the job alone, or on weights that matched the job's digests."""
 
 OpenFromHub = Callable[[ModelSpec], Source]
-"""Finds the public repository of a run's model, within the owner's bounds."""
+"""Function that finds the public repository of a run's model, within the owner's limits."""
 
 
 def refusal_of(error: BadInput) -> BadInput:
-    """The error that a client may hear in the place of one from opening or loading a model."""
+    """Return the error that a client may see, for one from opening or loading a model."""
     if isinstance(error, TELLABLE):
         return error
     return ModelUnavailable(UNAVAILABLE, private=error.private or error.message)
@@ -61,14 +61,14 @@ def refusal_of(error: BadInput) -> BadInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelAccess:
-    """The owner's decisions about models.
+    """The owner's settings for models.
 
     Attributes:
-        directories: below which models of jobs may lie, see `named_directories`.
-        own: directory or hub id that stands in for every job's model, opened with the owner's own
-            rights; None: jobs' references count.
-        allowed: hub ids that jobs may name, as `org/name`, `name` or `org/*`; none: all.
-        hub: opens a public repository; None: no job's model comes from the hub.
+        directories: Directories below which models of jobs may lie, see `named_directories`.
+        own: Directory or hub id that replaces every job's model, opened with the owner's own
+            rights; None: the job's reference counts.
+        allowed: Hub ids that jobs may name, as `org/name`, `name` or `org/*`; empty: all.
+        hub: Opens a public repository; None: models of jobs never come from the hub.
     """
 
     directories: tuple[Path, ...] = ()
@@ -80,12 +80,12 @@ class ModelAccess:
         check_allowed_models(self.allowed)
 
     def open(self, spec: RunSpec) -> Checkpoint:
-        """Open a run's model, and compare its config with the run's; no weights are read.
+        """Open a run's model and compare its config with the run's, without reading weights.
 
         Raises:
-            ModelUnavailable: it cannot be used; `private` says why.
-            ModelNotAllowed: it is a hub id that the owner does not allow.
-            ModelDiffers: its config is not the run's.
+            ModelUnavailable: The model cannot be used; `private` has the reason.
+            ModelNotAllowed: The model is a hub id that the owner does not allow.
+            ModelDiffers: The config is not the run's.
         """
         try:
             checkpoint = self._opened(spec)
@@ -102,14 +102,15 @@ class ModelAccess:
             ArithmeticError,
             RuntimeError,
         ) as error:
-            # A model of a client's choice can surprise any library, and a client is to hear
-            # nothing of how it did.
+            # A model of a client's choice may cause any error in a library, and its text must not
+            # reach the client.
             logger.exception("model '%s': it cannot be opened", spec.model.reference)
             raise self._refused(spec.model.reference, str(error)) from error
         return checkpoint
 
     def _opened(self, spec: RunSpec) -> Checkpoint:
-        # Imports transformers' models, which takes seconds: a peer without a run has no use for it.
+        # The import of transformers' models takes seconds, and a peer without a run does not need
+        # it.
         from swarm_ft.stage.checkpoint import (
             check_main_settings,
             checkpoint_at,
@@ -120,16 +121,16 @@ class ModelAccess:
         if self.own is not None:
             return open_checkpoint(self.own, spec.train)
         source = self._source(spec.model)
-        # Before `checkpoint_at`, which has the file fetched that holds all of a small model.
+        # The check precedes `checkpoint_at`, which fetches the single file of a small model.
         config = read_config(source, task_of(spec.train))
         check_main_settings(config, spec.model, source.reference)
         return checkpoint_at(source, spec.train)
 
     def _source(self, model: ModelSpec) -> Source:
-        """Find the place of the model.
+        """Return the source of the model.
 
         Raises:
-            ModelUnavailable, ModelNotAllowed: nowhere that a job may name.
+            ModelUnavailable, ModelNotAllowed: The job may not name this model.
         """
         directory = self.find(model.reference)
         if directory is not None:
@@ -143,9 +144,10 @@ class ModelAccess:
         return self.hub(model)
 
     def find(self, reference: str) -> Path | None:
-        """The real path of a directory that a job names and may name; None if there is none.
+        """Return the real path of a directory that a job may name; None if there is none.
 
-        What lies elsewhere is decided by the text alone: no path outside is looked at.
+        Paths outside of the owner's directories are refused by their text alone, without a look at
+        them.
         """
         if "\0" in reference or os.pardir in Path(reference).parts:
             return None
@@ -169,7 +171,7 @@ class ModelAccess:
         return not self.allowed or hub_id in self.allowed or f"{organisation}/*" in self.allowed
 
     def _refused(self, reference: str, why: str) -> SwarmError:
-        """The same error for whatever went wrong: it depends on the reference's text alone."""
+        """Return the same error for any reason: it depends on the reference's text alone."""
         if self.own is None and is_hub_id(reference) and not self.allows(reference):
             return ModelNotAllowed(NOT_ALLOWED, private=why)
         return ModelUnavailable(UNAVAILABLE, private=why)
@@ -177,10 +179,10 @@ class ModelAccess:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfinedSource(Source):
-    """A directory of a job's, whose files lie below the owner's directories too.
+    """A directory of a job, whose files must lie below the owner's directories too.
 
     Attributes:
-        roots: the owner's directories.
+        roots: Directories of the owner.
     """
 
     roots: tuple[Path, ...]
@@ -199,13 +201,13 @@ def _is_below(real: Path, roots: Sequence[Path]) -> bool:
 
 
 def named_directories(named: Sequence[str | Path]) -> tuple[Path, ...]:
-    """The absolute paths of the directories that an owner names: as named, and the real ones.
+    """Return the absolute paths of an owner's directories, as written and resolved.
 
-    A job may name a model by either. Only a real path is ever below a real one, so a directory
-    that is a symbolic link allows no more than its target.
+    A job may use either path. Only a resolved path can lie below a resolved one, so that a symbolic
+    link allows no more than its target.
 
     Raises:
-        BadOption: one is no directory.
+        BadOption: A path is no directory.
     """
     for one in named:
         if not Path(one).is_dir():

@@ -1,7 +1,7 @@
-"""The blocks of one stage as a torch module, named as Hugging Face does. Knows no optimizer.
+"""The blocks of one stage as a torch module, with the names of Hugging Face.
 
-Shape suffixes: b samples, t tokens, c channels, v vocabulary; n rows (samples times tokens),
-i inputs, o outputs of a linear layer.
+Shape suffixes: b samples, t tokens, c channels, v vocabulary; n rows (samples times tokens), i
+inputs, o outputs of a linear layer.
 """
 
 from __future__ import annotations
@@ -55,19 +55,22 @@ from swarm_ft.stage.skeleton import (
     tells_texts,
 )
 
-# ---- dropout that draws the same numbers in every replay
+# ---- dropout with the same numbers in every replay
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropoutSeeds:
-    """Seeds of one microbatch in one step, one for each block and one for the embeddings.
+    """Seeds of one microbatch in one step: one for each block and one for the embeddings.
 
-    Each place has its own seed and no place reads the generator's state of another, so the order
-    in which blocks, stages or microbatches are computed, or computed again, changes nothing.
-    Torch's CPU generator is one for the whole process: only one thread of it may draw.
+    Each place has a seed of its own, so that the order in which blocks, stages or microbatches are
+    computed, or computed again, changes nothing. Torch has one CPU generator in a process, so that
+    only one thread may draw.
 
     Attributes:
-        part: of the microbatch, where its documents are computed in several parts.
+        seed: Seed of the run.
+        step: Number of the step.
+        microbatch: Index of the microbatch.
+        part: Part of the microbatch, if its documents are computed in several parts.
     """
 
     seed: int
@@ -76,10 +79,10 @@ class DropoutSeeds:
     part: int = 0
 
     def draw_at(self, place: str) -> None:
-        """Seed torch's generators for what comes now.
+        """Seed torch's generators for a place.
 
         Args:
-            place: a part's name, see `architecture.block_part`.
+            place: Name of a part, see `architecture.block_part`.
         """
         part = f"/{self.part}" * (self.part > 0)
         torch.manual_seed(seed_of(f"{self.seed}/{self.step}/{self.microbatch}/{place}{part}"))
@@ -93,18 +96,20 @@ _log = get_logger(__name__)
 
 
 class StageModule(nn.Module):
-    """Blocks `layers`, with the embeddings at the model's start and norm and head at its end.
+    """Blocks `layers`, with the embeddings at the model's start, and norm and head at its end.
 
-    It computes by transformers' own forward, in a model that is cut to what the stage
-    needs. Built without memory; `materialise` gives it its weights. Parameters have the names of
-    the whole model's state dict, so any stage's weights are a shard of a Hugging Face checkpoint.
+    The module computes by transformers' own forward, in a model that is cut to the stage. It is
+    built without memory, and `materialise` sets its weights. Parameters have the names of the whole
+    model's state dict, so that a stage's weights are a shard of a Hugging Face checkpoint.
 
     Attributes:
-        num_outputs: number of classes or words that a target is one of.
-        recomputes: of a forward, blocks' inputs alone are kept; a backward runs each block again.
+        layers: Blocks of the stage.
+        num_outputs: Number of classes or words that a target may be.
+        recomputes: Whether a forward stores only blocks' inputs, and a backward runs each block
+            again.
 
     Raises:
-        BadModel: the model cannot be cut into stages.
+        BadModel: The model cannot be cut into stages.
     """
 
     def __init__(self, config: ModelConfig, layers: LayerRange, task: Task = _CAUSAL_LM) -> None:
@@ -117,7 +122,7 @@ class StageModule(nn.Module):
         self.is_first = layers.start == 0
         self.is_last = layers.stop == self.architecture.num_blocks
         model = anatomy.cut(layers)
-        # Not as a submodule, which would put its name in front of all others.
+        # The model is no submodule, because its name would precede all others.
         self._unnamed = (model,)
         for name, part in model.named_children():
             self.add_module(name, part)
@@ -129,34 +134,34 @@ class StageModule(nn.Module):
 
     @property
     def causal(self) -> PreTrainedModel:
-        """The model with its head, as far as the stage has it."""
+        """Model with its head, as far as the stage has it."""
         return self._unnamed[0]
 
     def materialise(
         self, tensors: dict[str, Tensor], device: torch.device, *, tie: bool = False
     ) -> None:
-        """Take these tensors as weights, without a copy where they lie on `device`.
+        """Set tensors as weights, without a copy if they lie on `device`.
 
         Args:
-            tensors: exactly this stage's, as `Checkpoint.load` gives them.
-            device: where the stage computes.
-            tie: one parameter for embeddings and head; only where one stage has both.
+            tensors: Exactly this stage's tensors, from `Checkpoint.load`.
+            device: Device of the stage.
+            tie: Whether embeddings and head are one parameter, in a stage that has both.
 
         Raises:
-            BadModel: a buffer that is in no checkpoint cannot be computed.
+            BadModel: A buffer that no checkpoint has cannot be computed.
         """
         self.load_state_dict(tensors, strict=True, assign=True)
         fill_buffers(self.causal)
-        if device.type != "cpu":  # where all is
+        if device.type != "cpu":  # the tensors are on the CPU otherwise
             self.to(device)
         if tie:
             self.get_submodule(self.architecture.head).weight = self.embedding_weight
 
     def train_only(self, layers: LayerRange) -> None:
-        """Freeze all but these blocks.
+        """Freeze everything except these blocks.
 
-        The embeddings train with the model's first block, and so does what all blocks share; norm
-        and head with its last.
+        The embeddings and shared modules train with the model's first block, norm and head with its
+        last.
         """
         whole = self.architecture.num_blocks
         parts = {block_part(index) for index in range(layers.start, layers.stop)}
@@ -166,9 +171,11 @@ class StageModule(nn.Module):
             parameter.requires_grad_(self.architecture.part_of(name) in parts)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """What is trained, by name; of all else there is no gradient and no moment.
+        """Return the parameters that train, by name.
 
-        Optimizer, gradients, their norm, state and reduction go by this list.
+        Others have no gradient and no optimizer state.
+
+        Optimizer, gradients, their norm, state and reduction use this list.
         """
         own = self.named_parameters()
         return {name: parameter for name, parameter in own if parameter.requires_grad}
@@ -180,12 +187,12 @@ class StageModule(nn.Module):
 
     @property
     def head_weight(self) -> nn.Parameter:
-        """The head [V, C]; last stage only."""
+        """Head [V, C]; last stage only."""
         return self.get_parameter(self.architecture.head_weight)
 
     @property
     def sees_all(self) -> bool:
-        """See `Ending`."""
+        """Whether tokens see later tokens; see `Ending`."""
         return sees_all(self.causal.config)
 
     def forward(
@@ -195,13 +202,14 @@ class StageModule(nn.Module):
         lengths: Lengths = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """From tokens [B, T] (first stage) or hidden [B, T, C] to hidden [B, T, C].
+        """Compute hidden states [B, T, C] from tokens [B, T] (first stage) or hidden states.
 
         Args:
-            x: int64 tokens, see `Samples.token_ids`, or float32 hidden; on the stage's device.
-            dropout: seeds; None where the module is in eval mode, which draws nothing.
-            lengths: see `Lengths`.
-            cache: of what stands in front of these tokens, see `stage.kept`; it grows by them.
+            x: Tokens, int64, see `Samples.token_ids`, or hidden states, float32; on the stage's
+                device.
+            dropout: Seeds; None if the module is in eval mode, which draws nothing.
+            lengths: See `Lengths`.
+            cache: Cache of the tokens before, see `stage.kept`, to which these are added.
         """
         base = base_of(self.causal)[1]
         if cache is not None:
@@ -209,7 +217,7 @@ class StageModule(nn.Module):
         return self._computed(base, x, dropout, lengths)[0]
 
     def routed(self, x: Tensor, dropout: DropoutSeeds | None, lengths: Lengths) -> Outputs:
-        """As `forward`, and what the routers of the stage's blocks give, [B T, experts] each."""
+        """Compute hidden states, and router logits [B T, experts] of each block with a router."""
         base = partial(base_of(self.causal)[1], output_router_logits=True)
         return self._computed(base, x, dropout, lengths)
 
@@ -230,7 +238,7 @@ class StageModule(nn.Module):
 
     @property
     def masks_documents(self) -> bool:
-        """Whether transformers' own masks keep the documents of a sample apart in these blocks."""
+        """Whether transformers' masks separate the documents of a sample in these blocks."""
         if self._masks_documents is None:
             was_training = self.training
             self.eval()
@@ -277,7 +285,7 @@ class StageModule(nn.Module):
         return hidden, tuple(getattr(result, RECORDED, None) or ())
 
     def _reading(self, base: Callable[..., object], tokens_bt: Tensor) -> Callable[..., object]:
-        """The base, given tokens, and of which text each is if it learned to tell two."""
+        """Return the base with tokens as its input, and with their text if it distinguishes two."""
         token_ids = tokens_bt % SECOND
         if not tells_texts(self.causal.config):
             return partial(base, input_ids=token_ids)
@@ -286,59 +294,59 @@ class StageModule(nn.Module):
     def _masked(
         self, base: Callable[..., object], x: Tensor, lengths: Lengths
     ) -> Callable[..., object]:
-        """The base, whose tokens are to see none of what pads a sample."""
+        """Return the base with a mask of padding, if its tokens see later tokens."""
         if lengths is None or not self.sees_all:
             return base
         return partial(base, attention_mask=tokens_among(x, lengths).long())
 
     def select(self, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
-        """Select what predicts a target, see `Head.select`.
+        """Select the rows that predict a target, see `Head.select`.
 
         Args:
-            hidden_btc: the last block's output.
-            labels_bt: int64, see `Samples`.
+            hidden_btc: Output of the last block.
+            labels_bt: Labels, int64, see `Samples`.
         """
         return self._head.select(self, hidden_btc, labels_bt)
 
     def judge(self, rows: Tensor) -> Tensor:
-        """Compute logits [n, K] in float32 of some rows that `select` gave."""
+        """Compute logits [n, K] in float32 of rows from `select`."""
         with drawing_apart(rows.device) if self.training else nullcontext():
             return self._head.judge(self, rows).float()
 
     def loss_sum(self, hidden_btc: Tensor, labels_bt: Tensor) -> Tensor:
-        """Sum the cross-entropies of all targets in float32, with whole logits."""
+        """Return the sum of the cross-entropies of all targets in float32, with whole logits."""
         rows, targets_n = self.select(hidden_btc, labels_bt)
         return cross_entropy(self.judge(rows), targets_n, reduction="sum")
 
     def logits(self, hidden_btc: Tensor) -> Tensor:
-        """See `Ending`."""
+        """Return the whole model's logits for its last block's output; see `Ending`."""
         logits: Tensor = self._passage.beyond(self.causal, hidden_btc).logits
         return logits
 
     def normed(self, hidden_btc: Tensor) -> Tensor:
-        """See `Ending`."""
+        """Return the normalised output of the last block; see `Ending`."""
         _, base = base_of(self.causal)
         normed: Tensor = self._passage.beyond(base, hidden_btc).last_hidden_state
         return normed
 
     def scores(self, normed: Tensor) -> Tensor:
-        """See `Ending`."""
+        """Apply the head alone; see `Ending`."""
         scores: Tensor = self.get_submodule(self.architecture.head)(normed)
         return scores
 
 
 def tokens_among(x: Tensor, lengths: Sequence[int | tuple[int, ...]]) -> Tensor:
-    """Bool [B, T]: which places of [B, T, ...] are tokens, and do not pad samples."""
+    """Return which positions of [B, T, ...] are tokens, not padding; bool [B, T]."""
     places = torch.arange(x.shape[1], device=x.device)
     return places < torch.tensor(tokens_of(lengths), device=x.device)[:, None]
 
 
 class _Passage:
-    """Enters and leaves transformers' forward at the blocks of a stage.
+    """The range of a stage's blocks inside of transformers' forward.
 
-    That forward goes from tokens to logits. What it does in front of the stage's blocks is nothing,
-    but for the embeddings of the first stage, and what all blocks share. What it does behind them,
-    and another stage does too, is done without a graph, and reaches nobody.
+    That forward goes from tokens to logits. Before the stage's blocks it computes only the first
+    stage's embeddings and shared modules. The parts behind the blocks that belong to another stage
+    run without a graph, and their results are not used.
     """
 
     def __init__(self, layers: LayerRange, embedded_size: int) -> None:
@@ -358,13 +366,13 @@ class _Passage:
         dropout: DropoutSeeds | None,
         cache: Cache | None = None,
     ) -> tuple[object, Tensor]:
-        """What the base makes of its blocks, and what the last of these gives.
+        """Run the base; return its result, and the output of the last block.
 
         Args:
-            base: the model without its head, with its input.
-            hidden: what the first block is to take; None for what the base gives it.
-            dropout: seeds for what draws.
-            cache: what the base was given; None if it is to keep nothing.
+            base: Model without its head, with its input.
+            hidden: Input of the first block; None for the one that the base computes.
+            dropout: Seeds for dropout.
+            cache: Cache that the base was given; None if it keeps none.
         """
         self._hidden, self._dropout, self._is_skipped = hidden, dropout, False
         if dropout is not None:
@@ -372,20 +380,23 @@ class _Passage:
         return self._run(base, leads_in=True, use_cache=cache is not None)
 
     def beyond(self, model: Callable[..., Any], hidden: Tensor) -> Any:  # noqa: ANN401
-        """What a causal model makes of what its last block gave, in transformers' own form."""
+        """Return a causal model's result for the output of its last block."""
         self._hidden, self._is_skipped = hidden, True
         return self._run(self.without_input(model, hidden), leads_in=False)[0]
 
     def without_input(self, model: Callable[..., object], hidden: Tensor) -> Callable[..., object]:
-        """A forward pass that embeds nothing."""
-        # Not `hidden` itself: some families scale what they are given in place.
+        """Return a forward pass without an embedding."""
+        # The input is not `hidden` itself, because some families scale it in place.
         shape = (*hidden.shape[:-1], self._embedded_size)
         return partial(model, inputs_embeds=hidden.new_zeros(shape))
 
     def _run(
         self, forward: Callable[..., object], *, leads_in: bool, use_cache: bool = False
     ) -> tuple[object, Tensor]:
-        """The result, and the hidden states; what is in front of the blocks counts, or not."""
+        """Run a forward; return its result and the hidden states.
+
+        `leads_in`: modules before the blocks count.
+        """
         self._with_graph = torch.is_grad_enabled()
         try:
             with torch.set_grad_enabled(self._with_graph and leads_in):
@@ -397,13 +408,13 @@ class _Passage:
             self._hidden = self._dropout = None
 
     def door(self, index: int, block: nn.Module) -> _Door:
-        """What a base calls for a block."""
+        """Return the object that a base calls in a block's place."""
         return _Door(self, index, block)
 
     def cross(
         self, index: int, block: nn.Module, inputs: tuple[object, ...], named: dict[str, object]
     ) -> object:
-        """A block is called."""
+        """Run a block, which the base has called."""
         if index == self._first:
             torch.set_grad_enabled(self._with_graph)
             inputs, named = self._entered(inputs, named)
@@ -412,7 +423,7 @@ class _Passage:
         if self._dropout is not None:
             self._dropout.draw_at(block_part(index))
         if self.recomputes and torch.is_grad_enabled():
-            # What draws begins again from the same seed, and the generators are put back.
+            # Dropout begins again from the same seed, and the generators are restored.
             draws = self._dropout is not None
             run = partial(block, **named)
             result = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=draws)
@@ -435,7 +446,7 @@ class _Passage:
 
 
 def _form_of(result: object) -> Callable[[Tensor], object]:
-    """How a block returns hidden states; in older families, with more behind them."""
+    """Return how a block returns hidden states; in older families a tuple with more values."""
     if not isinstance(result, tuple | list):
         return lambda hidden: hidden
     kind, more = type(result), [None] * (len(result) - 1)

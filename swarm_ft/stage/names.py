@@ -1,4 +1,4 @@
-"""Names that people type: devices and models. They are checked before torch is imported."""
+"""Names that users type: devices and models. These checks need no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALLOWED = re.compile(rf"(?:{_HUB_NAME}/)?{_HUB_NAME}|{_HUB_NAME}/\*", re.ASCII)
 
 
 def is_hub_id(reference: str) -> bool:
-    """Whether a text is the id of a repository: `org/name`, or `name` of the oldest ones."""
+    """Whether a text is the id of a repository: `org/name`, or `name` as the oldest ones have."""
     is_short = len(reference) <= MAX_HUB_ID_CHARS
     is_plain = "--" not in reference and ".." not in reference and not reference.endswith(".git")
     return is_short and is_plain and _HUB_ID.fullmatch(reference) is not None
@@ -26,7 +26,7 @@ def check_allowed_models(names: Iterable[str]) -> None:
     """Check the values of `--allow-models`.
 
     Raises:
-        BadOption: one is neither a hub id nor an organisation with `/*`.
+        BadOption: A value is neither a hub id nor an organisation with `/*`.
     """
     for name in names:
         if _ALLOWED.fullmatch(name) is None:
@@ -34,10 +34,10 @@ def check_allowed_models(names: Iterable[str]) -> None:
 
 
 def check_model_place(reference: str) -> bool:
-    """Return whether a model lies in a directory here; else it is looked for on the hub.
+    """Return whether a model is a local directory; otherwise it is searched on the hub.
 
     Raises:
-        BadModel: the text is a path, and no directory is there.
+        BadModel: The text is a path without a directory.
     """
     path = Path(reference)
     if path.is_dir():
@@ -48,10 +48,10 @@ def check_model_place(reference: str) -> bool:
 
 
 def check_device_name(text: str) -> None:
-    """Check the value of `--device`; whether this machine has the device is for torch to say.
+    """Check the value of `--device`, without a look at this machine's devices.
 
     Raises:
-        BadOption: it names no kind of device.
+        BadOption: The text names no kind of device.
     """
     if _DEVICE.fullmatch(text) is None:
         raise BadOption(f"--device '{text}': expected auto, cpu, cuda, cuda:N or mps")

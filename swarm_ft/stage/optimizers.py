@@ -1,7 +1,7 @@
-"""What steps a stage's weights, and what it keeps of each from one step to the next.
+"""Optimizers of a stage's weights, and the state that they keep between steps.
 
-Replicas step alike from equal sums, so nothing here may depend on a machine: its sums are taken in
-one order (`device.summed`), whatever the number of threads.
+Replicas take equal steps from equal sums, so that nothing here may depend on a machine. Sums have a
+fixed order (`device.summed`), whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from swarm_ft.stage.device import summed
 from swarm_ft.stage.eight_bits import BLOCK, decoded, encoded, num_scales
 
 BETAS = (0.9, 0.999)
-"""Of every stage's AdamW."""
+"""Betas of AdamW in every stage."""
 STEP = "step"
 Groups = list[dict[str, Any]]
 
 
 class Stepper(Protocol):
-    """What this package asks of a torch optimizer."""
+    """The part of a torch optimizer that this package uses."""
 
     param_groups: Groups
     state: Any
 
     def step(self) -> object:
-        """Change the weights by their gradients."""
+        """Update the weights by their gradients."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients."""
 
 
 class Kept(NamedTuple):
-    """A tensor that is kept of a weight."""
+    """Shape and dtype of a tensor of optimizer state."""
 
     shape: torch.Size
     dtype: torch.dtype = torch.float32
 
     @property
     def nbytes(self) -> int:
-        """Of its values."""
+        """Bytes of the tensor."""
         return self.shape.numel() * self.dtype.itemsize
 
     def begun(self, device: torch.device | str = "cpu") -> Tensor:
-        """As it is before the first step: zeros. Counts are on the CPU, as torch has them."""
+        """Return the initial tensor, zeros. Counts are on the CPU, as in torch."""
         return torch.zeros(self.shape, dtype=self.dtype, device=device if self.shape else "cpu")
 
 
@@ -60,12 +60,12 @@ KeptByName = dict[str, Kept]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way to step weights.
+    """A kind of optimizer.
 
     Attributes:
-        name: in front of the names of what it keeps, in a stage's state.
-        kept: what it keeps of a weight of some shape, by its own names for it.
-        make: for groups with their learning rates and decays.
+        name: Prefix of its names in a stage's state.
+        kept: Returns its state of a weight of some shape, by its own names.
+        make: Creates it for groups with learning rates and decays.
     """
 
     name: str
@@ -73,9 +73,11 @@ class Kind:
     make: Callable[[Groups], Stepper]
 
     def over(self, parameters: Collection[nn.Parameter], weight_decay: float) -> Stepper:
-        """Steps these; decay spares biases and norms: in these models, all of one dimension.
+        """Create the optimizer of these parameters.
 
-        Each is a group of its own: of a group torch keeps more than one weight's temporaries.
+        Decay spares biases and norms, with one dimension.
+
+        Each parameter is a group of its own, because torch holds temporaries for a whole group.
         """
         decays = [weight_decay if p.ndim > 1 else 0.0 for p in parameters]
         groups = [
@@ -85,25 +87,25 @@ class Kind:
         return self.make(groups or [{"params": [], "weight_decay": 0.0}])
 
     def kept_bytes(self, parameters: Iterable[nn.Parameter]) -> int:
-        """Of all that it keeps of weights but for the counts of steps, once they were stepped."""
+        """Return the bytes of all optimizer state, without the counts of steps."""
         kept = (one for p in parameters for one in self.kept(p.shape).values() if one.shape)
         return sum(one.nbytes for one in kept)
 
 
 def kind_of(optim: Optim) -> Kind:
-    """By a run's word for it."""
+    """Return the kind of a run's optimizer."""
     return _KINDS[optim]
 
 
-# ---- our own: weights one by one, each with what is kept of it
+# ---- optimizers that update one weight at a time
 
 
 class _Singly(ABC):
-    """Steps weights one after the other.
+    """An optimizer that updates weights one after the other.
 
     Args:
-        groups: with their learning rates and decays.
-        kept: see `Kind`.
+        groups: Groups with learning rates and decays.
+        kept: State of a weight, see `Kind`.
     """
 
     def __init__(self, groups: Groups, kept: Callable[[torch.Size], KeptByName]) -> None:
@@ -119,7 +121,7 @@ class _Singly(ABC):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Change the weights by their gradients."""
+        """Update the weights by their gradients."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -135,19 +137,19 @@ class _Singly(ABC):
 
     @abstractmethod
     def _step(self, parameter: nn.Parameter, gradient: Tensor, lr: float, decay: float) -> None:
-        """Of one weight, whose count of steps has this one."""
+        """Update one weight, whose count already includes this step."""
 
 
 def _moved(mean: Tensor, to: Tensor, part: float) -> Tensor:
-    # Not `lerp`, which machines round in one step or in two.
+    # `lerp` is not used, because machines round it in one step or in two.
     return mean.mul_(1 - part).add_(to.mul_(part))
 
 
-# ---- Adafactor: of the squares of a matrix's gradients it keeps rows' and columns' means alone
+# ---- Adafactor: stores only the means of a squared gradient's rows and columns
 
 
 class Adafactor(_Singly):
-    """torch's own (Shazeer and Stern 2018, arXiv 1804.04235), with its sums in one order.
+    """Adafactor (Shazeer and Stern 2018, arXiv 1804.04235) as in torch, with sums in a fixed order.
 
     The learning rate is relative: a step changes a weight by that part of its own root mean square.
     """
@@ -169,7 +171,7 @@ _BETA2_DECAY = -0.8
 
 
 def _mean_squares(kept: dict[str, Tensor], gradient: Tensor, part: float) -> Tensor:
-    """Running means of a gradient's squares, of which `part` is this one's; not to be kept."""
+    """Return running means of a gradient's squares; `part` is the weight of this gradient."""
     if gradient.ndim < 2:
         return _moved(kept["variance"], gradient.square(), part).clone()
     rows, columns = gradient.shape[-2:]
@@ -184,14 +186,14 @@ def _root_mean_square(tensor: Tensor) -> float:
     return math.sqrt(float(summed(tensor.detach().reshape(-1).square(), 0)) / tensor.numel())
 
 
-# ---- AdamW in 8 bits: a quarter of what AdamW keeps
+# ---- AdamW in 8 bits: a quarter of AdamW's state
 
 
 class AdamW8bit(_Singly):
-    """torch's AdamW, whose two means are in 8 bits between steps (Dettmers et al. 2021).
+    """AdamW as in torch, with both means in 8 bits between steps (Dettmers et al. 2021).
 
-    Of the squares it is the root that has a code, other than there: beside large values small ones
-    of it are told from 0 a million times longer, and steps are divided by it. Means of norms and
+    Unlike there, the codes of the second mean are of its root: updates are divided by the root, and
+    small values beside large ones stay apart from 0 a million times longer. Means of norms and
     biases, which are few, stay in float32.
     """
 
@@ -215,19 +217,19 @@ MEAN, SQUARE = "exp_avg", "exp_avg_sq"
 EPSILON = 1e-8
 _SCALES = "_scales"
 _PIECE = 1024 * BLOCK
-"""Values that are in float32 at a time."""
+"""Values in float32 at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mean:
-    """A piece of one of the two means; of whole blocks, or the last one."""
+    """A piece of one of the two means, of whole blocks, or the last one."""
 
     kept: dict[str, Tensor]
     name: str
     piece: slice
 
     def read(self) -> Tensor:
-        """Its values, a copy."""
+        """Return a copy of the values."""
         values = self.kept[self.name].view(-1)[self.piece]
         if values.dtype is torch.float32:
             return values.clone()
@@ -235,7 +237,7 @@ class _Mean:
         return told if self._is_signed else told.square_()
 
     def write(self, means: Tensor) -> None:
-        """Keep these."""
+        """Store values."""
         values = self.kept[self.name].view(-1)[self.piece]
         if values.dtype is torch.float32:
             values.copy_(means)
@@ -254,7 +256,7 @@ class _Mean:
         return self.kept[self.name + _SCALES][first : first + _PIECE // BLOCK]
 
 
-# ---- the kinds
+# ---- the kinds of optimizers
 
 
 def _adamw_kept(shape: torch.Size) -> KeptByName:
@@ -298,7 +300,7 @@ def _sgd(groups: Groups) -> Stepper:
 
 
 NEVER_NEGATIVE = {SQUARE, SQUARE + _SCALES, MEAN + _SCALES, "variance", "row_var", "col_var"}
-"""Of what is kept: means of squares, and scales."""
+"""State that is never negative: means of squares, and scales."""
 _KINDS = {
     Optim.ADAMW: Kind("adamw", _adamw_kept, _adamw),
     Optim.ADAMW_8BIT: Kind("adamw-8bit", _adamw_8bit_kept, _adamw_8bit),

@@ -1,9 +1,9 @@
-"""Samples that several documents share: where each document lies, and how blocks keep them apart.
+"""Samples with several documents: where each lies, and how blocks keep them apart.
 
-Most families let transformers do it: positions that begin anew mark a document, and its masks
-(`masking_utils`) follow them. A few ignore such positions, or carry a state from token to token;
-of these each document is computed as a sample of its own. No config says which way a family goes,
-so a stage tries it on a few tokens, as `stage.kept` does for texts.
+In most families transformers does it: positions that restart mark a document, and its masks
+(`masking_utils`) follow them. A few families ignore such positions, or carry state from token to
+token; there each document is computed as a sample of its own. No config tells the kind of a family,
+so that a stage tries it on a few tokens, as `stage.kept` does for texts.
 
 Shapes: B samples, T tokens, C channels; D documents of a group, L tokens of its longest.
 """
@@ -24,15 +24,15 @@ from swarm_ft.stage.rope import KindOf
 _log = get_logger(__name__)
 
 TRIED: Sequence[tuple[int, ...]] = ((5, 3, 4), (2, 8))
-"""Documents of two samples, by which a stage is tried; the second sample is padded."""
+"""Documents of the two samples in a trial; the second sample is padded."""
 MASKED_TOKENS = 2048
-"""Longest samples that masks keep apart: a mask has as many values as the square of that.
+"""Longest samples for which masks are used; a mask has the square of that as values.
 
-Longer ones are computed faster document by document, on a CPU from about 1,024 tokens on.
+Longer samples are faster document by document, on a CPU from about 1,024 tokens on.
 """
 TRIED_SIZE = len(TRIED), max(map(sum, TRIED))
 TRIED_RTOL = 1e-4
-"""Largest distance of a token's output, relative to its norm, that rounding accounts for."""
+"""Largest difference of a token's output, relative to its norm, that rounding accounts for."""
 
 SomeLengths = Sequence[int | tuple[int, ...]]
 
@@ -42,11 +42,11 @@ def _documents(lengths: SomeLengths) -> list[tuple[int, ...]]:
 
 
 def positions_in(lengths: SomeLengths, num_tokens: int) -> Tensor:
-    """Position of each token in its document, int64 [B, T]; padding is a document of its own.
+    """Return the position of each token in its document, int64 [B, T]; padding is a document too.
 
     Args:
-        lengths: see `Lengths`.
-        num_tokens: T.
+        lengths: See `Lengths`.
+        num_tokens: Number of tokens T.
     """
     rows = []
     for documents in _documents(lengths):
@@ -57,19 +57,19 @@ def positions_in(lengths: SomeLengths, num_tokens: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Documents of similar length, which are computed as samples of one microbatch.
+    """Documents of similar length, computed as samples of one microbatch.
 
     Attributes:
-        places: index of each token in the flat microbatch [B T], int64 [D, L]; in padding that of
+        places: Index of each token in the flat microbatch [B T], int64 [D, L]; padding has that of
             the document's first token.
-        is_token: bool [D, L], false in padding.
+        is_token: Mask, bool [D, L], False in padding.
     """
 
     places: Tensor
     is_token: Tensor
 
     def taken_from(self, x: Tensor) -> Tensor:
-        """The documents [D, L, ...] in a microbatch [B, T, ...]."""
+        """Return the documents [D, L, ...] of a microbatch [B, T, ...]."""
         return x.flatten(0, 1)[self.places.to(x.device)]
 
 
@@ -79,9 +79,9 @@ def groups_of(
     """Group all documents so that padding is less than half of each group.
 
     Args:
-        lengths: see `Lengths`.
-        num_tokens: T.
-        kind_of: equal for lengths of documents that may be in one group.
+        lengths: See `Lengths`.
+        num_tokens: Number of tokens T.
+        kind_of: Returns equal values for lengths that may share a group.
     """
     found = []
     for row, documents in enumerate(_documents(lengths)):
@@ -105,12 +105,12 @@ def _group(documents: Sequence[tuple[int, int]]) -> Group:
 
 
 def put_back(groups: Sequence[Group], outputs: Sequence[Tensor], size: torch.Size) -> Tensor:
-    """Lay the outputs of groups out as a microbatch [B, T, ...], with zeros in padding.
+    """Return the outputs of groups as a microbatch [B, T, ...], with zeros in padding.
 
     Args:
-        groups: of all documents of the microbatch.
-        outputs: of each group, [D, L, ...] or [D L, ...].
-        size: [B, T].
+        groups: Groups of all documents of the microbatch.
+        outputs: Output of each group, [D, L, ...] or [D L, ...].
+        size: Size [B, T] of the microbatch.
     """
     device = outputs[0].device
     masks = [group.is_token.flatten().to(device) for group in groups]
@@ -122,28 +122,28 @@ def put_back(groups: Sequence[Group], outputs: Sequence[Tensor], size: torch.Siz
     return flat.index_copy(0, places, torch.cat(values)).view(*size, channels)
 
 
-# ---- both ways
+# ---- documents together and apart
 
 
 Outputs = tuple[Tensor, tuple[Tensor, ...]]
-"""Hidden states [B, T, C], and what each router gives, [B T, experts]."""
+"""Hidden states [B, T, C], and the output of each router, [B T, experts]."""
 
 
 class Run(Protocol):
-    """A stage's blocks, in a microbatch of one document a sample as far as they know."""
+    """A stage's blocks, for a microbatch whose samples they take for one document each."""
 
     def __call__(self, x: Tensor, part: int = 0, **named: Tensor) -> Outputs:
-        """Compute them.
+        """Compute the blocks.
 
         Args:
-            x: tokens [B, T] or hidden states [B, T, C].
-            part: of the microbatch, for the seeds of dropout.
-            named: more arguments of the family's forward.
+            x: Tokens [B, T] or hidden states [B, T, C].
+            part: Part of the microbatch, for the seeds of dropout.
+            named: More arguments of the family's forward.
         """
 
 
 def together(run: Run, x: Tensor, lengths: SomeLengths) -> Outputs:
-    """Compute samples as they are: their positions tell transformers' masks the documents."""
+    """Compute samples unchanged; their positions mark the documents for transformers' masks."""
     return run(x, position_ids=positions_in(lengths, x.shape[1]).to(x.device))
 
 
@@ -159,16 +159,16 @@ def apart(
 
 
 def masks_documents(run: Run, x: Tensor) -> bool:
-    """Whether a stage gives for documents that share a sample the same as for each alone.
+    """Whether a stage computes the same for documents that share a sample as for each alone.
 
     Args:
-        run: the stage, in eval mode.
-        x: its input, [*TRIED_SIZE] or [*TRIED_SIZE, C].
+        run: Stage in eval mode.
+        x: Input, [*TRIED_SIZE] or [*TRIED_SIZE, C].
     """
     try:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             expected, found = (way(run, x, TRIED)[0] for way in (apart, together))
-    except Exception as error:  # noqa: BLE001 - of some family's own code, for any reason
+    except Exception as error:  # noqa: BLE001 - a family's own code may raise anything
         _log.info("documents-not-masked: %s: %s", type(error).__name__, error)
         return False
     is_token = expected.abs().sum(dim=-1) > 0

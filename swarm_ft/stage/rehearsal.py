@@ -1,8 +1,8 @@
-"""What a stage will hold and need, found out from its own step: rehearsed without memory.
+"""Memory of a stage, found by a rehearsal of its own step without memory.
 
-The engine itself trains a step, with torch's fake tensors in the place of all tensors: they have
-shapes, types and lives, and neither values nor memory, so nothing is computed. What is alive
-meanwhile is counted. So families, adapters, forms, optimizers are no case of their own.
+The engine itself trains a step with torch's fake tensors, which have shapes, types and lifetimes,
+but neither values nor memory, so that nothing is computed. The rehearsal counts the live tensors.
+Families, adapters, forms and optimizers therefore need no special cases.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What a stage takes, in bytes of tensors.
+    """Memory of a stage in bytes of tensors.
 
     Attributes:
-        held: however many microbatches are: weights, gradients, what the optimizer keeps.
-        microbatch: from its forward until its weights' gradients are done.
-        computing: beside both, for a task of one microbatch.
-        stepping: beside what is held, for the optimizer's step, when there is no microbatch.
+        held: Bytes that do not depend on microbatches: weights, gradients, optimizer state.
+        microbatch: Bytes of a microbatch from its forward until its weight gradients.
+        computing: Bytes beside both, for a task of one microbatch.
+        stepping: Bytes beside `held` for the optimizer's step, without microbatches.
     """
 
     held: int
@@ -51,21 +51,22 @@ class StageMemory:
     stepping: int
 
     def temporaries(self, num_microbatches: int) -> int:
-        """Of one task, beside what is held and so many microbatches."""
+        """Return the temporary bytes of a task, beside `held` and this number of microbatches."""
         return max(self.computing, self.stepping - num_microbatches * self.microbatch)
 
     def most(self, num_microbatches: int) -> int:
-        """At once, with so many microbatches."""
+        """Return the most bytes at one time with this number of microbatches."""
         return self.held + num_microbatches * self.microbatch + self.temporaries(num_microbatches)
 
 
 def rehearsed(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> StageMemory | None:
-    """What a stage takes that computes in float32 on a CPU, of samples as long as the run's.
+    """Return the memory of a stage in float32 on a CPU, for samples of the run's length.
 
-    None where a family's code asks for values.
+    Returns:
+        The memory; None if the family's code needs values.
 
     Raises:
-        BadOption: as the stage's own `load`.
+        BadOption: The stage's `load` refuses the run.
     """
     live = LiveBytes()
     with ExitStack() as modes:
@@ -76,16 +77,16 @@ def rehearsed(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> Stag
             return _counted(engine, spec, live)
         except SwarmError:
             raise
-        except Exception as error:  # noqa: BLE001 - transformers' own code, of any family
+        except Exception as error:  # noqa: BLE001 - a family's own code may raise anything
             _log.info("stage-not-rehearsed layers=%s: %s", layers, one_line(error))
             return None
 
 
 def _counted(engine: StageEngine, spec: RunSpec, live: LiveBytes) -> StageMemory:
-    """What a loaded engine takes in a microbatch's tasks and in a step, when all else is there."""
-    engine.load_state(engine.state())  # all that the optimizer keeps
+    """Return the memory of a loaded engine in a microbatch's tasks and in a step."""
+    engine.load_state(engine.state())  # creates the optimizer state
     engine.begin_step(StepNumber(0), spec.train.micro_batch_size * spec.train.seq_length)
-    engine.take_sum(torch.zeros(engine.num_values))  # gradients of others before it
+    engine.take_sum(torch.zeros(engine.num_values))  # creates gradients of earlier microbatches
     live.begin()
     _compute(engine, spec)
     computing = live.most
@@ -97,7 +98,7 @@ def _counted(engine: StageEngine, spec: RunSpec, live: LiveBytes) -> StageMemory
 
 
 def _compute(engine: StageEngine, spec: RunSpec) -> None:
-    """All of a microbatch."""
+    """Compute one microbatch in full."""
     tokens_bt = torch.zeros(spec.train.micro_batch_size, spec.train.seq_length, dtype=torch.int64)
     x = tokens_bt if engine.is_first else torch.zeros(*tokens_bt.shape, spec.model.hidden_size)
     if engine.is_last and engine.has_backward:
@@ -111,13 +112,14 @@ def _compute(engine: StageEngine, spec: RunSpec) -> None:
 
 
 class _Blank:
-    """A checkpoint whose tensors have nothing in them; see `Weights`.
+    """A checkpoint whose tensors have no values; see `Weights`.
 
     Args:
-        checkpoint: whose shapes they have.
-        train: what they are to be trained for.
-        modes: entered with the first of them, since what has no values cannot be cut.
-        live: so too.
+        checkpoint: Checkpoint with the shapes.
+        train: Training options of the run.
+        modes: Stack that the modes enter with the first tensors, since tensors without values
+            cannot be cut.
+        live: Counter of live tensors, which enters with the modes.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class _Blank:
         tie: bool,
         forms: Forms,
     ) -> dict[str, Tensor]:
-        """See `Checkpoint.load`."""
+        """Return tensors without values; see `Checkpoint.load`."""
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         answers = _Affirming(self._train)
         for mode in (_masks_of_values(), fake, answers, self._live):
@@ -145,9 +147,9 @@ class _Blank:
 
 
 class _Affirming(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whatever is asked of a value without one is so: all are finite, all tokens are targets.
+    """Answers questions about missing values: all are finite, all tokens are targets.
 
-    Of a text that has one class, one token is.
+    In a text with one class, one token is the target.
     """
 
     def __init__(self, train: TrainOptions) -> None:
@@ -161,7 +163,7 @@ class _Affirming(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        """Torch's own: an operation is called."""
+        """Run an operation, with answers in place of missing values; torch calls this."""
         if func is aten._local_scalar_dense.default:  # noqa: SLF001
             return True if args[0].dtype is torch.bool else 1
         if func is aten.index.Tensor:
@@ -173,7 +175,7 @@ class _Affirming(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _indices(self, index: Tensor | None) -> Sequence[Tensor | None]:
-        """Where a mask is so, in each of its dimensions; another index is itself."""
+        """Return the indices of a mask in each of its dimensions; another index is unchanged."""
         if index is None or index.dtype is not torch.bool:
             return [index]
         return self._places(index)
@@ -186,7 +188,7 @@ class _Affirming(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _grouped_shape(one: Tensor, other: Tensor, ends: Tensor) -> tuple[int, ...]:
-    """Of products of experts, which torch tells of bfloat16 alone."""
+    """Return the shape of products of experts, for which torch has a rule in bfloat16 alone."""
     if one.ndim == other.ndim == 2:
         return len(ends), one.shape[0], other.shape[1]
     return one.shape[-2], other.shape[-1]
@@ -194,7 +196,7 @@ def _grouped_shape(one: Tensor, other: Tensor, ends: Tensor) -> tuple[int, ...]:
 
 @contextmanager
 def _masks_of_values() -> Iterator[None]:
-    """Transformers makes the masks that it makes of tensors with values: most often none."""
+    """Create masks as for tensors with values, which mostly means none."""
     found = masking_utils.is_tracing
     masking_utils.is_tracing = lambda *_: False
     try:

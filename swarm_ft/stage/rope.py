@@ -1,8 +1,8 @@
-"""Rotary embeddings whose frequencies depend on the longest sample beside: longrope, dynamic NTK.
+"""Rotary embeddings whose frequencies depend on the longest sample: longrope and dynamic NTK.
 
-transformers takes the frequencies of a whole batch from its longest position, and those of dynamic
-NTK from the longest that it saw before. A sample's result is to depend on the sample alone, so
-samples of different kinds are computed apart, each as transformers computes it singly.
+transformers chooses the frequencies of a whole batch by its longest position, and those of dynamic
+NTK by the longest position so far. Since a sample's result must depend on the sample alone, samples
+of different kinds are computed apart, each as transformers computes it alone.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ _LONGROPE, _DYNAMIC = "longrope", "dynamic"
 
 @dataclass(frozen=True, slots=True)
 class _Rotary:
-    """One set of frequencies of a rotary embedding.
+    """A set of frequencies of a rotary embedding.
 
     Attributes:
-        module: whose set it is.
-        prefix: of its buffers' names; families with several sets have one for each type of layer.
-        rope_type: that depends on lengths.
-        threshold: the longest sample of the first kind.
+        module: Module of the set.
+        prefix: Prefix of its buffers' names; families with several sets have one for each layer
+            type.
+        rope_type: Type of the embedding, one that depends on lengths.
+        threshold: Length of the longest sample of the first kind.
     """
 
     module: Any
@@ -33,13 +34,13 @@ class _Rotary:
     threshold: int
 
     def kind_of(self, length: int) -> int:
-        """Equal for samples that have the same frequencies."""
+        """Return a value that is equal for samples with the same frequencies."""
         if self.rope_type == _LONGROPE:
             return int(length > self.threshold)
         return max(length, self.threshold)
 
     def forget(self) -> None:
-        """Put dynamic frequencies back to those of short samples."""
+        """Reset dynamic frequencies to those of short samples."""
         if self.rope_type == _DYNAMIC:
             original = getattr(self.module, f"{self.prefix}original_inv_freq")
             setattr(self.module, f"{self.prefix}inv_freq", original.clone())
@@ -47,10 +48,10 @@ class _Rotary:
 
 
 class LengthDependence:
-    """What samples of a model may be computed together, by their lengths.
+    """The samples of a model that may be computed together, by their lengths.
 
     Args:
-        model: whole, or a stage's part.
+        model: Model, whole or a stage's part.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,21 +61,21 @@ class LengthDependence:
         return bool(self._rotaries)
 
     def kind_of(self, length: int) -> tuple[int, ...]:
-        """Equal for lengths of which the model computes samples alike; rising with the length."""
+        """Return a value that is equal for lengths that may be together, and rises with them."""
         return tuple(rotary.kind_of(length) for rotary in self._rotaries)
 
     def parts(self, lengths: Iterable[int]) -> bool:
-        """Whether samples of these lengths may not all be computed together."""
+        """Whether samples of these lengths have to be computed apart."""
         return bool(self) and len({self.kind_of(length) for length in lengths}) > 1
 
     def forget(self) -> None:
-        """Forget the samples that were computed before."""
+        """Reset all state of earlier samples."""
         for rotary in self._rotaries:
             rotary.forget()
 
 
 KindOf = Callable[[int], object]
-"""See `LengthDependence.kind_of`."""
+"""Function like `LengthDependence.kind_of`."""
 
 
 def _rotaries_in(model: nn.Module) -> Iterator[_Rotary]:

@@ -1,10 +1,10 @@
 """The loss that keeps a mixture's experts evenly used, block by block.
 
-Of a block it is Switch's (arXiv 2101.03961, equations 4 to 6): E times the sum over its E experts
-of the share of tokens that chose one, times the mean probability that the router gave it; of a
-router that is even it is the number of experts that a token chooses. transformers takes the means
-over all blocks together, and then the product, which is no sum over stages; here blocks have a
-loss each, as in the paper, and all of them together are the mean over the model's blocks.
+For one block it is the loss of Switch (arXiv 2101.03961, equations 4 to 6). It is the sum over its
+E experts of the share of tokens that chose the expert, times the router's mean probability, times
+E. For an even router it is the number of experts that a token chooses. transformers takes the means
+over all blocks and multiplies then, which is no sum over stages. Here each block has its loss, as
+in the paper, and their mean over the model's blocks counts.
 
 Shape suffixes: n tokens, samples times tokens each; e experts.
 """
@@ -24,10 +24,10 @@ from swarm_ft.stage.skeleton import RECORDED, ModelConfig, base_of
 
 
 def check_routers(config: ModelConfig, options: TrainOptions) -> None:
-    """Whether the model's blocks have routers that tell what they give, if these are to train.
+    """Check that the model's routers report their choices, if the run uses their loss.
 
     Raises:
-        BadOption: they have none.
+        BadOption: The model has no such routers.
     """
     if not options.router_aux_loss_coef:
         return
@@ -41,17 +41,17 @@ def check_routers(config: ModelConfig, options: TrainOptions) -> None:
 
 
 def experts_per_token(config: ModelConfig) -> int:
-    """How many a token goes to; 0 of a model without experts."""
+    """Return the number of experts for a token; 0 for a model without experts."""
     return int(getattr(config, "num_experts_per_tok", None) or 0)
 
 
 def balance_loss(logits: Sequence[Tensor], num_chosen: int, is_token: Tensor | None) -> Tensor:
-    """The sum of the losses of some blocks, a scalar.
+    """Return the sum of the losses of some blocks, a scalar.
 
     Args:
-        logits: of each block with a router, [N, E]; at least one.
-        num_chosen: experts that a token goes to.
-        is_token: bool [N], False where a sample is padded; None if none is.
+        logits: Router logits of each block, [N, E]; at least one.
+        num_chosen: Number of experts for a token.
+        is_token: Mask, bool [N], False in padding; None if there is none.
     """
     return torch.stack([_of_block(one.float(), num_chosen, is_token) for one in logits]).sum()
 

@@ -1,4 +1,4 @@
-"""A model of transformers without its weights: built, filled with what no file has, cut."""
+"""A model of transformers without its weights: built, filled with computed buffers, cut."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swarm_ft.stage.heads import ENCODERS, config_for, head_of
 
 
 class ModelConfig(Protocol):
-    """What this package reads of a transformers config; the families' aliases answer to these."""
+    """The fields of a transformers config that this package reads; aliases of families work too."""
 
     model_type: str
     vocab_size: int
@@ -35,28 +35,28 @@ class ModelConfig(Protocol):
         """Write `config.json` into the directory."""
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """All fields that are not their family's defaults."""
+        """Return all fields that differ from their family's defaults."""
 
 
 RECORDED = "router_logits"
-"""Of a base's outputs, what transformers calls those of routers."""
+"""Name of router outputs among a base's outputs in transformers."""
 
 
 def reports_router(config: ModelConfig) -> bool:
-    """Whether the config asks for a router's auxiliary loss."""
+    """Whether the config requests a router's auxiliary loss."""
     return bool(getattr(config, "output_router_logits", False))
 
 
 def refused(config: ModelConfig, why: str) -> BadModel:
-    """The error that says why a model cannot be trained by stages."""
+    """Return the error for a model that cannot be trained in stages."""
     return BadModel(f"architecture '{config.model_type}' cannot be cut into stages: {why}")
 
 
 def base_of(skeleton: PreTrainedModel) -> tuple[str, PreTrainedModel]:
-    """Name and module of the model without its head.
+    """Return name and module of the model without its head.
 
     Raises:
-        BadModel: there are several such, or none.
+        BadModel: There is none, or there are several.
     """
     children = dict(skeleton.named_children())
     found = [name for name, child in children.items() if isinstance(child, PreTrainedModel)]
@@ -67,9 +67,9 @@ def base_of(skeleton: PreTrainedModel) -> tuple[str, PreTrainedModel]:
 
 
 def embedded_size(model: PreTrainedModel, layers: LayerRange) -> int:
-    """Channels of what a model takes in the place of tokens, whole or cut to these blocks.
+    """Return the channels of a model's `inputs_embeds`, for the whole model or a stage.
 
-    Some make more of them in front of the first block than their tokens' table has.
+    Some models have more channels before the first block than their table of tokens.
     """
     if layers.start > 0:
         return int(model.config.hidden_size)
@@ -77,26 +77,26 @@ def embedded_size(model: PreTrainedModel, layers: LayerRange) -> int:
 
 
 def sees_all(config: ModelConfig) -> bool:
-    """Whether tokens see those behind them, and so what pads a sample has to be masked."""
-    # Families of encoders that have cross attention become decoders by `is_decoder`.
+    """Whether tokens see later tokens, so that padding has to be masked."""
+    # Encoder families with cross attention become decoders by `is_decoder`.
     may_decode = hasattr(config, "add_cross_attention")
     is_encoder = not getattr(config, "is_decoder", True)
     return is_encoder if may_decode else config.model_type in ENCODERS
 
 
 def tells_texts(config: ModelConfig) -> bool:
-    """Whether tokens of a second text are told from those of a first."""
+    """Whether the model distinguishes tokens of a second text from those of a first."""
     return getattr(config, "type_vocab_size", 0) > 1
 
 
 def build_skeleton(config: ModelConfig, task: Task) -> PreTrainedModel:
-    """The whole model on the meta device, with a task's head: every name and shape, no memory.
+    """Return the whole model on the meta device, with a task's head: names and shapes only.
 
-    Head and embeddings are two tensors in it, tied or not: they may live on two machines.
+    Head and embeddings are always two tensors in it, since they may live on two machines.
 
     Raises:
-        BadModel: it is no decoder, and no encoder whose head is known.
-        ValueError: transformers cannot build it from these numbers.
+        BadModel: The model is no decoder, and no encoder with a known head.
+        ValueError: transformers cannot build a model of this config.
     """
     is_wanted = not sees_all(config) or (head_of(task).is_new and config.model_type in ENCODERS)
     if not is_wanted or getattr(config, "is_encoder_decoder", False):
@@ -104,37 +104,37 @@ def build_skeleton(config: ModelConfig, task: Task) -> PreTrainedModel:
     untied = copy.deepcopy(config_for(task, config))
     untied.tie_word_embeddings = False
     if reports_router(config):
-        # Its loss is of all blocks and a whole batch, which no stage has.
+        # The auxiliary loss is over all blocks and a whole batch, which no stage has.
         untied.output_router_logits = False
     build = partial(head_of(task).auto.from_config, untied, dtype=torch.float32)
     with torch.device("meta"):
         try:
             skeleton: PreTrainedModel = build(attn_implementation="sdpa")
-        except ValueError:  # of a family without it; if it is the numbers, this says so again
+        except ValueError:  # the family lacks it, or the config is bad and raises again here
             skeleton = build(attn_implementation="eager")
     if head_of(task).is_new and skeleton.config.pad_token_id is None:
-        # Classifiers ask for one, by which they find where samples end; here lengths say it.
+        # Classifiers need this id to find the ends of samples; here lengths give the ends.
         skeleton.config.pad_token_id = 0
     return skeleton
 
 
-# ---- buffers that are computed, not trained, and in no checkpoint
+# ---- computed buffers, which no checkpoint has
 
 
 def fill_buffers(skeleton: PreTrainedModel, but: Iterable[str] = ()) -> None:
     """Compute buffers such as rotary frequencies, on the CPU, as transformers does.
 
     Args:
-        skeleton: whose buffers without memory are filled; a module's weights stay as they are.
-        but: modules to pass over, with all below them.
+        skeleton: Model whose buffers without memory are filled; weights do not change.
+        but: Modules to leave out, with everything below them.
 
     Raises:
-        BadModel: transformers does not say what one of them holds.
+        BadModel: transformers cannot compute one of them.
     """
     passed, model = tuple(but), skeleton
     for name, owner in skeleton.named_modules():
         if isinstance(owner, PreTrainedModel):
-            model = owner  # the innermost one knows its own buffers
+            model = owner  # the innermost model initialises its own buffers
         if not is_below(name, passed):
             _fill(model, name, owner)
 
@@ -152,10 +152,10 @@ def _fill(model: PreTrainedModel, name: str, owner: nn.Module) -> None:
     for key in lacking:
         setattr(owner, key, _unset(owner.get_buffer(key)))
     for weight in owner.parameters(recurse=False):
-        # transformers' own sign for: it has its values, leave it alone.
+        # transformers leaves weights with this mark unchanged.
         vars(weight)["_is_hf_initialized"] = True
     with torch.no_grad():
-        model._init_weights(owner)  # noqa: SLF001 - how transformers fills them, too
+        model._init_weights(owner)  # noqa: SLF001 - transformers fills them in this way too
     for key in lacking:
         if _is_unset(owner.get_buffer(key)):
             raise refused(model.config, f"nothing says what its buffer {name}.{key} holds")
@@ -173,15 +173,15 @@ def _is_unset(buffer: Tensor) -> bool:
     return buffer.is_floating_point() and not bool(buffer.isnan().logical_not().all())
 
 
-# ---- a stage's part of it
+# ---- a stage's part of a model
 
 
 class Blocks(nn.ModuleList):
-    """Some of a model's blocks, which keep the names that they have in the whole.
+    """Some of a model's blocks, with their names in the whole model.
 
     Attributes:
-        called_by: what the base calls in a block's place, given its index and the block; None for
-            the block itself.
+        called_by: Returns the object that the base calls in a block's place, by index and block;
+            None: the block itself.
     """
 
     def __init__(self, blocks: Mapping[int, nn.Module]) -> None:
@@ -191,29 +191,32 @@ class Blocks(nn.ModuleList):
             self.add_module(str(index), block)
 
     def __iter__(self) -> Iterator[Any]:
-        """In their order, as the base goes through them."""
+        """Iterate over the blocks in their order."""
         for name, block in self.named_children():
             yield block if self.called_by is None else self.called_by(int(name), block)
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - torch's own signature
-        """By place, not by name; a slice is a list."""
+        """Return a block by its place, not by name; a slice is a list."""
         return list(self)[index]
 
 
 class Absent(nn.Module):
-    """In the place of a module that another stage has; what it gives reaches nobody."""
+    """The placeholder of a module of another stage; its output is not used."""
 
-    weight = torch.zeros(0)  # some bases ask for its type
+    weight = torch.zeros(0)  # some bases read its dtype
 
     def forward(self, *inputs: object, **named: object) -> Tensor:
-        """Its input, if that is hidden states; else a zero, which can be added to any."""
+        """Return the input if it is hidden states.
+
+        Else a zero, which can be added to any tensor.
+        """
         given = [value for value in (*inputs, *named.values()) if isinstance(value, Tensor)]
         hidden = [value for value in given if value.is_floating_point() and value.ndim > 2]
         return hidden[0] if hidden else torch.zeros((), device=given[0].device if given else None)
 
 
 def keep(skeleton: nn.Module, blocks: str, layers: LayerRange, absent: Iterable[str]) -> None:
-    """Leave these of a model's blocks, and nothing of the modules that are to be absent."""
+    """Remove all other blocks, and replace the modules in `absent` by placeholders."""
     for name in absent:
         parent, _, attribute = name.rpartition(".")
         setattr(skeleton.get_submodule(parent), attribute, Absent())
@@ -221,7 +224,7 @@ def keep(skeleton: nn.Module, blocks: str, layers: LayerRange, absent: Iterable[
     base, whole = skeleton.get_submodule(parent), list(skeleton.get_submodule(blocks).children())
     own = {index: whole[index] for index in range(layers.start, layers.stop)}
     setattr(base, attribute, Blocks(own))
-    # Blocks read the config that they were built with; their base counts its own by this one.
+    # Blocks read the config of their construction; the base counts its blocks by this config.
     if hasattr(base, "config"):
         vars(base)["config"] = _config_of(base.config, len(whole), layers)
 

@@ -1,4 +1,4 @@
-"""Files of a checkpoint in a directory or on the hub, and which of them holds which tensor."""
+"""Files of a checkpoint in a directory or on the hub, and the file of each tensor."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ INDEX_FILE = "model.safetensors.index.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """A directory, or a hub id at one commit; fetches single files into the hub's cache.
+    """A directory, or a hub id at one commit, whose files are fetched into the hub's cache.
 
     Attributes:
-        reference: directory or hub id, as the user named it.
-        revision: commit of a hub id, so that all files are of one version; None for a directory.
+        reference: Directory or hub id, as the user wrote it.
+        revision: Commit of a hub id, so that all files have one version; None for a directory.
     """
 
     reference: str
     revision: str | None = None
 
     def refused(self, why: str) -> BadModel:
-        """The error that says why this model cannot be used."""
+        """Return the error for a model that cannot be used."""
         return BadModel(f"model '{self.reference}': {why}")
 
     def find(self, file_name: str) -> Path | None:
-        """Path of a file, fetched first if it lies on the hub; None where there is none."""
+        """Return the path of a file, fetched from the hub if necessary; None if there is none."""
         try:
             return self._fetch(file_name)
         except OSError:
             return None
 
     def require(self, file_name: str) -> Path:
-        """Path of a file that has to be there.
+        """Return the path of a file that has to exist.
 
         Raises:
-            BadModel: it is not there, or cannot be fetched.
+            BadModel: The file is missing, or cannot be fetched.
         """
         try:
             path = self._fetch(file_name)
@@ -64,7 +64,7 @@ class Source:
 
 
 class TensorFiles:
-    """Tensors by their stored names, wherever they lie; opens only the files that a read needs."""
+    """Tensors by their stored names; only files that a read needs are opened."""
 
     def __init__(self, source: Source, file_of: Mapping[str, str]) -> None:
         self._source = source
@@ -72,19 +72,19 @@ class TensorFiles:
 
     @property
     def names(self) -> Iterable[str]:
-        """Of all tensors."""
+        """Names of all tensors."""
         return self._file_of
 
     def files_of(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Names of the files that hold these tensors."""
+        """Return the names of the files that hold these tensors."""
         return tuple(dict.fromkeys(self._file_of[name] for name in names))
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[str], StoredTensor]]:
-        """A tensor as stored, by its name, of which nothing is in memory yet.
+        """Yield a function that returns a stored tensor by name, without reading its values.
 
         Raises:
-            BadModel: in the call: a file is missing or unreadable.
+            BadModel: A file is missing or unreadable; the function raises this.
         """
         with ExitStack() as stack:
             opened: dict[str, StoredFile] = {}
@@ -104,12 +104,12 @@ class TensorFiles:
 
 
 def open_tensor_files(source: Source) -> TensorFiles:
-    """Find a checkpoint's tensors in `model.safetensors` or by `model.safetensors.index.json`.
+    """Find a checkpoint's tensors, in `model.safetensors` or by `model.safetensors.index.json`.
 
     Raises:
-        BadModel: neither file is there, or it cannot be read.
+        BadModel: Neither file exists, or it cannot be read.
     """
-    # The single file first, as transformers does where both are there.
+    # The single file comes first, as in transformers.
     single = source.find(SINGLE_FILE)
     return TensorFiles(
         source, _indexed_file_names(source) if single is None else _file_names(source, single)
@@ -136,7 +136,8 @@ def _indexed_file_names(source: Source) -> dict[str, str]:
         file_of = {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as exc:
         raise source.refused(f"{INDEX_FILE} has no readable weight_map") from exc
-    # An index may name files of its own directory only: it can come from a stranger's repository.
+    # An index may only name files in its own directory, since it may come from a stranger's
+    # repository.
     for file in file_of.values():
         if Path(file).name != file:
             raise source.refused(f"{INDEX_FILE} names '{file}'; expected a file name")
@@ -144,5 +145,5 @@ def _indexed_file_names(source: Source) -> dict[str, str]:
 
 
 def one_line(exc: Exception) -> str:
-    """First line of a library's message; commands answer bad input with one line."""
+    """Return the first line of a library's message, since commands report bad input in one line."""
     return str(exc).strip().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""How fast a device trains a block, and who shares it, for forecasts alone."""
+"""Speed of a device at training a block, and the peers that share it, for forecasts alone."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from torch import nn
 from swarm_ft.protocol.spec.flops import block_flops
 
 WIDTH, HEADS = 768, 12
-"""Of the block that is timed: GPT-2's."""
+"""Sizes of the timed block: those of GPT-2."""
 BATCH, TOKENS = 2, 128
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""What Linux draws when it starts, the same for all of its containers and network namespaces."""
+"""Random id of Linux's start, equal in all its containers and network namespaces."""
 DIGEST_CHARS = 12
 LEAST_S = 0.3
 MOST_PASSES = 200
 
 
 def training_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second, of forward and backward passes of a block of GPT-2.
+    """Return the measured floating-point operations a second for training a block of GPT-2.
 
     Args:
-        device: that computes.
-        dtype: in which.
+        device: Device of the computation.
+        dtype: Dtype of the computation.
     """
     block = nn.TransformerEncoderLayer(
         WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, device=device
     )
     hidden = torch.zeros(BATCH, TOKENS, WIDTH, device=device, requires_grad=True)
-    _pass(block, hidden, dtype)  # what is done once
+    _pass(block, hidden, dtype)  # warm-up
     began_s, used_s, passes = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - began_s < LEAST_S and passes < MOST_PASSES:
         _pass(block, hidden, dtype)
         passes += 1
     seconds = time.perf_counter() - began_s
-    if device.type == "cpu":  # what others have of the processors now is measured apart
+    if device.type == "cpu":  # the load of other programs is measured separately
         had_s = (time.process_time() - used_s) / torch.get_num_threads()
         seconds = min(seconds, had_s) or seconds
     weights = sum(parameter.numel() for parameter in block.parameters())
@@ -49,10 +49,10 @@ def training_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def peers_at_once(device: torch.device) -> float:
-    """Return how many peers like this one the device computes for at full speed.
+    """Return the number of peers like this one for which the device computes at full speed.
 
     Args:
-        device: that computes; of a GPU its peers take turns.
+        device: Device of the computation; peers take turns on a GPU.
     """
     if device.type != "cpu":
         return 1.0
@@ -62,9 +62,9 @@ def peers_at_once(device: torch.device) -> float:
 
 
 def host_digest(device: torch.device) -> str:
-    """Return a name that peers on the same device of one machine have, and no others.
+    """Return a name that only peers on the same device of one machine share.
 
-    It is a digest of what the machine drew at its start, or of its network card's address.
+    It is a digest of Linux's boot id, or else of the network card's address.
     """
     try:
         name = BOOT_ID.read_text(encoding="ascii").strip()

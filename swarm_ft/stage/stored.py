@@ -1,9 +1,9 @@
-"""Tensors as they lie in safetensors files, read and written a few MiB at a time.
+"""Tensors in safetensors files, read and written a few MiB at a time.
 
-Nothing is mapped: what is read of a mapped file counts as the process's memory, beside the copy
-that is made of it. A piece is digested and brought into its final form before the next one is
-read, so a stage that loads needs little more memory than it keeps. Nor is a file made in memory:
-the library would hold all its tensors and all its bytes at once, and the interpreter meanwhile.
+Files are not mapped, because mapped pages count as the process's memory beside the copy of them.
+Each piece is digested and converted before the next one is read, so that a stage that loads needs
+little more memory than it keeps. Files are not built in memory either: the library would hold all
+tensors and all bytes at once, and the interpreter's lock meanwhile.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _ALIGNED_BYTES = 8
 
 
 class StoredTensor:
-    """One tensor of a file.
+    """A tensor of a file.
 
     Attributes:
-        dtype: as stored.
-        shape: of the whole.
+        dtype: Stored dtype.
+        shape: Shape of the tensor.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class StoredTensor:
         self._file, self._start, self._scratch = file, start, scratch
 
     def pieces(self) -> Iterator[Tensor]:
-        """Its values flat, in order; a piece is overwritten by the next, of whatever tensor.
+        """Yield the flat values in order; each piece is overwritten by the next one of any tensor.
 
         Raises:
-            OSError: the file ends too early, or cannot be read.
+            OSError: The file is too short, or cannot be read.
         """
         left = self.shape.numel() * self.dtype.itemsize
         self._file.seek(self._start)
@@ -71,10 +71,10 @@ class StoredTensor:
             left -= len(part)
 
     def whole(self) -> Tensor:
-        """In memory of its own.
+        """Return the tensor in memory of its own.
 
         Raises:
-            OSError: as `pieces`.
+            OSError: The file is too short, or cannot be read.
         """
         tensor = torch.empty(self.shape, dtype=self.dtype)
         fill(tensor, self.pieces())
@@ -85,31 +85,31 @@ class StoredFile:
     """A safetensors file, open until `close`.
 
     Args:
-        path: of the file.
-        scratch: uint8 [`PIECE_BYTES`], for the pieces. One for all files: allocators keep what
-            they are given back, in holes between the tensors that stay.
+        path: Path of the file.
+        scratch: Buffer for pieces, uint8 [`PIECE_BYTES`]. All files share one, because allocators
+            keep freed memory in holes between the tensors that stay.
 
     Raises:
-        OSError, SafetensorError: it cannot be read, or is none.
+        OSError, SafetensorError: The file cannot be read, or has another format.
     """
 
     def __init__(self, path: Path, scratch: Tensor) -> None:
         with safe_open(path, framework="pt"):
-            pass  # the library's own checks: all sizes, and that they fit the file
+            pass  # the library checks all sizes against the file
         self._file, self._scratch = path.open("rb"), scratch
         header_bytes = int.from_bytes(self._file.read(8), "little")
         self._header = json.loads(self._file.read(header_bytes))
         self._start = 8 + header_bytes
 
     def close(self) -> None:
-        """Its tensors can be read no more."""
+        """Close the file; its tensors cannot be read afterwards."""
         self._file.close()
 
     def tensor(self, name: str) -> StoredTensor:
-        """One of its tensors, of which nothing is read yet.
+        """Return a tensor of the file, without reading its values.
 
         Raises:
-            SafetensorError: there is none, or of a type that is not read.
+            SafetensorError: The tensor is missing, or has a dtype that is not supported.
         """
         entry = self._header.get(name)
         dtype = None if entry is None else _DTYPES.get(entry["dtype"])
@@ -121,11 +121,11 @@ class StoredFile:
 
 
 AnyTensor = StoredTensor | Tensor
-"""In a file, or made of some that were."""
+"""A tensor in a file, or one assembled from several."""
 
 
 def pieces_of(tensor: AnyTensor) -> Iterator[Tensor]:
-    """Its values flat, in order, as they are stored; a piece is overwritten by the next."""
+    """Yield the flat values in order, as stored; each piece is overwritten by the next one."""
     if isinstance(tensor, StoredTensor):
         yield from tensor.pieces()
     elif tensor.numel():
@@ -133,14 +133,14 @@ def pieces_of(tensor: AnyTensor) -> Iterator[Tensor]:
 
 
 def file_pieces(outlines: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> Iterator[bytes]:
-    """A safetensors file of tensors, each of which is there while it is written.
+    """Yield a safetensors file of tensors; each exists only while it is written.
 
     Args:
-        outlines: their types and shapes by their names, without values.
-        tensors: themselves, in that order.
+        outlines: Dtypes and shapes by name, without values.
+        tensors: Tensors in that order.
 
     Raises:
-        SafetensorError: of a type that the format lacks, or not of the type and shape foretold.
+        SafetensorError: The format lacks a dtype, or a tensor differs from its outline.
     """
     yield _header(outlines)
     for (name, outline), tensor in zip(outlines.items(), tensors, strict=True):
@@ -166,7 +166,7 @@ def _header(outlines: Mapping[str, Tensor]) -> bytes:
 
 
 def fill(tensor: Tensor, pieces: Iterator[Tensor]) -> None:
-    """Write pieces into a contiguous tensor, which converts them to its type."""
+    """Write pieces into a contiguous tensor, converted to its dtype."""
     flat, at = tensor.view(-1), 0
     for piece in pieces:
         flat[at : at + len(piece)].copy_(piece)
@@ -174,12 +174,12 @@ def fill(tensor: Tensor, pieces: Iterator[Tensor]) -> None:
 
 
 class TensorDigest:
-    """Digest of a tensor's dtype, shape and bytes, as they are stored: taken while they pass by.
+    """Digest of a tensor's stored dtype, shape and bytes, computed while its pieces pass.
 
-    It is `digest_of` of both: what names and shape are, and the bytes.
+    It equals `digest_of` of a header with dtype and shape, and of the bytes.
 
     Attributes:
-        is_finite: whether all values that passed are finite in float32.
+        is_finite: Whether all values so far are finite in float32.
     """
 
     def __init__(self, tensor: AnyTensor) -> None:
@@ -191,31 +191,31 @@ class TensorDigest:
         self._state.update(num_bytes.to_bytes(8, "little"))
 
     def passing(self, pieces: Iterator[Tensor]) -> Iterator[Tensor]:
-        """The pieces, once they are in the digest."""
+        """Yield the pieces after adding them to the digest."""
         for piece in pieces:
             self._state.update(piece.view(torch.uint8).numpy().data)
             self.is_finite = self.is_finite and _all_finite(piece)
             yield piece
 
     def exhausted(self, pieces: Iterator[Tensor]) -> Self:
-        """Take pieces in, and do nothing else with them."""
+        """Add all pieces to the digest."""
         for _ in self.passing(pieces):
             pass
         return self
 
     def digest(self) -> bytes:
-        """Of all that passed."""
+        """Return the digest of all pieces so far."""
         return self._state.digest()
 
 
 def _all_finite(piece: Tensor) -> bool:
-    """Whether all values [n] are finite in float32, in which stages hold them.
+    """Whether all values [n] are finite in float32, the dtype of stages.
 
-    Infinity and NaN pass through a sum, which costs less than a test of each value. A finite piece
-    may have an infinite sum, so that test follows then.
+    Infinity and NaN survive a sum, which is cheaper than a test of each value. Finite values may
+    have an infinite sum, so that the test follows in that case.
     """
     if not piece.dtype.is_floating_point:
         return True
-    values = piece.float() if piece.dtype.itemsize == 1 else piece  # torch adds up no float8
+    values = piece.float() if piece.dtype.itemsize == 1 else piece  # torch cannot sum float8
     total = float(values.sum(dtype=torch.float32))
     return math.isfinite(total) or bool(torch.isfinite(values.float()).all())

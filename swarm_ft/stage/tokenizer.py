@@ -1,4 +1,4 @@
-"""The tokenizer beside a checkpoint's weights, and the token that a classifier pads texts with."""
+"""The tokenizer of a checkpoint, and the token with which a classifier pads texts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ SENTENCEPIECE_FILES = (
     "sentencepiece.model",
 )
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", *SENTENCEPIECE_FILES)
-"""The files that hold the vocabulary of nearly all tokenizers."""
+"""Files that hold the vocabulary of nearly all tokenizers."""
 _LFS_POINTER = b"version https://git-lfs"
 _PROBE = "a"
 _TYPES = "token_type_ids"
 
 
 def tokenizer_in(source: Source) -> PreTrainedTokenizerBase:
-    """Read the tokenizer that `AutoTokenizer` finds at a checkpoint.
+    """Read the tokenizer of a checkpoint with `AutoTokenizer`.
 
     Raises:
-        BadModel: there is none, it cannot be read, or a package that reads it is not installed.
+        BadModel: There is none, it cannot be read, or a package for it is missing.
     """
     try:
         with _quiet():
@@ -41,15 +41,15 @@ def tokenizer_in(source: Source) -> PreTrainedTokenizerBase:
             )
     except (OSError, ValueError, LookupError, TypeError, ImportError) as exc:
         raise _unreadable(source, exc) from exc
-    # transformers makes up a tokenizer of special tokens alone where it finds no vocabulary.
+    # Without a vocabulary transformers returns a tokenizer of special tokens alone.
     if not found.get_vocab().values() - found.added_tokens_decoder.keys():
         raise _unreadable(source, None)
-    found.init_kwargs.pop("auto_map", None)  # names code that a result does not have
+    found.init_kwargs.pop("auto_map", None)  # it names code that a result does not have
     return found
 
 
 def _unreadable(source: Source, exc: Exception | None) -> BadModel:
-    """The error for a tokenizer that transformers cannot read, by the files that there are."""
+    """Return the error for an unreadable tokenizer, by the files that exist."""
     paths = {name: source.find(name) for name in TOKENIZER_FILES}
     files = {name: path for name, path in paths.items() if path is not None}
     if not files and not isinstance(exc, ImportError):
@@ -72,7 +72,7 @@ def _unreadable(source: Source, exc: Exception | None) -> BadModel:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back warnings of transformers; an error has them in its own line."""
+    """Suppress warnings of transformers; the error's own line contains them."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -85,15 +85,15 @@ def _quiet() -> Iterator[None]:
 
 
 def prepare_for_classes(tokenizer: PreTrainedTokenizerBase, config: ModelConfig) -> None:
-    """Make a classifier's batches as `from_pretrained` of transformers expects them.
+    """Prepare a tokenizer for the batches that transformers' classifiers expect.
 
     transformers reads the class of a text at its last token that is not `config.pad_token_id`; an
-    encoder reads it at the first token. So texts are padded on the right, by that token if there
-    is one. GPT-2 and others add embeddings of token types that training does not know.
+    encoder reads it at the first token. So texts are padded on the right, by that token if there is
+    one. GPT-2 and others would add embeddings of token types, which training does not use.
 
     Args:
-        tokenizer: changed in place; its pad token stays None where nothing can be one.
-        config: of the model.
+        tokenizer: Tokenizer, changed in place; its pad token stays None if no token can be one.
+        config: Config of the model.
     """
     tokenizer.padding_side = "right"
     pad = _pad_token_id(tokenizer, config)
@@ -104,10 +104,10 @@ def prepare_for_classes(tokenizer: PreTrainedTokenizerBase, config: ModelConfig)
 
 
 def _pad_token_id(tokenizer: PreTrainedTokenizerBase, config: ModelConfig) -> int | None:
-    """Return the id of a token to pad with; None if the tokenizer has no special token.
+    """Return the id of a token for padding; None if the tokenizer has no special token.
 
-    The config's comes first, since the model reads by it. A token that the tokenizer itself puts
-    at the end of a text comes last, since transformers would pass over it.
+    The config's id comes first, because the model uses it. A token that the tokenizer appends to
+    texts comes last, because transformers would skip it.
     """
     special = set(tokenizer.all_special_ids)
     others = (
@@ -129,9 +129,9 @@ def _pad_token_id(tokenizer: PreTrainedTokenizerBase, config: ModelConfig) -> in
 
 
 def exported_pad_token_id(tokenizer: PreTrainedTokenizerBase, config: ModelConfig) -> int | None:
-    """Return what a classifier's `config.pad_token_id` has to be beside this tokenizer.
+    """Return the `config.pad_token_id` of a classifier with this tokenizer.
 
-    Encoders count positions by theirs and read the first token, so theirs stays.
+    Encoders count positions by theirs and read the first token, so that theirs stays.
     """
     own: int | None = config.pad_token_id
     return own if sees_all(config) and own is not None else tokenizer.pad_token_id

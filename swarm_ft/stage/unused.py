@@ -1,4 +1,4 @@
-"""Stored tensors that a model does not use: which make its result another one, and which do not."""
+"""Stored tensors that a model does not use, and which of them make the result another model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 MOST_NAMES = 4
-"""In a line for people."""
+"""Names in a line for people."""
 _QUANTISED = re.compile(
     r"(^|[._])(scales?|scale_inv|scale_2|scale_and_zero|zeros?|zero_points?|qweight|qzeros|qscales"
     r"|g_idx|weight_packed|weight_shape|amax|absmax|quant_map|quant_state\..*|SCB|weight_format"
     r"|codebooks?|codes|Qidxs|trellis|q_weight|W_q|blocks)$"
 )
-"""How the names of tensors end by which other libraries make weights of codes."""
+"""Endings of names of tensors with which other libraries store quantised weights."""
 _ADAPTER = re.compile(r"(^|[._])(lora_[A-Za-z_]+|base_layer|dora_\w+)(\.|$)")
 _BUFFER = re.compile(
     r"(^|\.)(rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)|rope\.freqs"
@@ -28,12 +28,13 @@ _BIAS, _WEIGHT = ".bias", ".weight"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unused:
-    """Stored tensors of a checkpoint, by what they say about it.
+    """Unused tensors of a checkpoint by kind.
 
     Attributes:
-        refusal: why the model cannot be trained; empty if it can.
-        biases: of layers that the config gives none.
-        others: what transformers lists as unexpected: other heads, blocks beyond the config's.
+        refusal: Reason why the model cannot be trained; empty if it can.
+        biases: Biases of layers that have none by the config.
+        others: Tensors that transformers lists as unexpected: other heads, blocks beyond the
+            config's.
     """
 
     refusal: str = ""
@@ -41,7 +42,7 @@ class Unused:
     others: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """What is left out, for people."""
+        """Return lines about the unused tensors, for people."""
         told = (
             (self.biases, "biases that the model's config.json switches off are not used"),
             (self.others, "tensors of the checkpoint that the model does not use"),
@@ -52,13 +53,13 @@ class Unused:
 def find_unused(
     model: PreTrainedModel, blocks: str, stored: Iterable[str], used: Collection[str]
 ) -> Unused:
-    """Sort the stored tensors that no tensor of a model is made of.
+    """Sort the stored tensors that the model does not use.
 
     Args:
-        model: with the task's head.
-        blocks: the name of its list of blocks.
-        stored: names of all tensors of the checkpoint.
-        used: those that the model's tensors are made of.
+        model: Model with the task's head.
+        blocks: Name of its list of blocks.
+        stored: Names of all tensors of the checkpoint.
+        used: Names of the tensors that the model uses.
     """
     ignored = [re.compile(one) for one in model._keys_to_ignore_on_load_unexpected or ()]  # noqa: SLF001
     place = _BlockPlace(model, blocks)
@@ -90,14 +91,14 @@ def find_unused(
 
 
 def in_short(names: Iterable[str]) -> str:
-    """Names with * in the place of numbers, each once; the first few."""
+    """Return the first few names, with * in the place of numbers, each once."""
     short = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
     more = f" and {len(short) - MOST_NAMES} more" if len(short) > MOST_NAMES else ""
     return ", ".join(short[:MOST_NAMES]) + more
 
 
 class _BlockPlace:
-    """Whether a stored tensor is of a block that the model has; with the base's name or without."""
+    """The test whether a stored tensor belongs to one of the model's blocks, with any prefix."""
 
     def __init__(self, model: PreTrainedModel, blocks: str) -> None:
         own = re.escape(blocks.removeprefix(f"{model.base_model_prefix}."))

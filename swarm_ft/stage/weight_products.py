@@ -1,4 +1,9 @@
-"""Weight gradients that a stage computes after the gradients of its inputs.
+"""Weight gradients that a stage computes after its input gradients.
+
+The previous stage waits for the input gradient. No stage waits for weight gradients, which can be
+computed when the stage would idle (Qi et al. 2023, arXiv 2401.10241). This module splits the
+backward pass of autograd in two, with the same products of the same operands and so the same bits.
+A frozen layer computes the input gradient only, and stores nothing of the microbatch.
 
 Shape suffixes: n rows (samples times tokens), i inputs, o outputs of a linear layer.
 """
@@ -19,23 +24,15 @@ from torch.nn.functional import linear
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.stage.forms import own_linears, packing_of, weight_of
 
-#
-# The stage upstream waits for the gradient of the input; nobody waits for those of the weights,
-# which a stage can compute when it would idle (Qi et al. 2023, arXiv 2401.10241). What autograd
-# does in one go is cut in two here, with the same products of the same operands, so both ways end
-# with the same bits. A frozen layer is left with the gradient of its input alone, for which
-# nothing of the microbatch is kept.
-
-
 LARGE_BYTES = 64 << 20
-"""Size of a weight above which no second tensor of its size is made."""
+"""Bytes of a weight above which no second tensor of its size is created."""
 BLOCK_BYTES = 4 << 20
-"""Size of the part of such a weight that is computed with at a time; caches of CPUs hold it."""
+"""Bytes of the part of such a weight in one computation; caches of CPUs hold it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightProduct:
-    """What a backward pass left of one layer: the operands of its weight's gradient."""
+    """Operands of a layer's weight gradient, from a backward pass."""
 
     layer: nn.Module
     x_ni: Tensor
@@ -43,7 +40,7 @@ class WeightProduct:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is held."""
+        """Tensors that are held."""
         return self.x_ni, self.gradient_no
 
     def accumulate(self) -> None:
@@ -57,59 +54,59 @@ class WeightProduct:
 
 
 class DeferredLinears:
-    """The linear layers of a module, whose backward pass leaves the weights' gradients undone.
+    """Linear layers of a module whose weight gradients are deferred.
 
-    Layers that share their weight with another module are left as they are: autograd sums a
-    weight's gradients over its roles before it adds them to what is there.
+    Layers that share their weight with another module are unchanged: autograd sums a weight's
+    gradients over its roles before it adds them.
 
     Args:
-        module: has its weights, and keeps them the same objects. Its layers compute through this
-            one until `restore`.
-        at_once: a backward pass computes them itself: kept back, their operands would take the
-            memory of all that was not kept of a forward.
+        module: Module with its weights, which must stay the same objects. Its layers compute
+            through this object until `restore`.
+        at_once: Whether a backward pass computes weight gradients at once. With recomputation,
+            deferred operands would take the memory that it saves.
     """
 
     def __init__(self, module: nn.Module, *, at_once: bool = False) -> None:
         self._at_once = at_once
         self._left: list[WeightProduct] = []
         self._casts: dict[nn.Parameter, Tensor] = {}
-        # Weakly: a stage that is let go of must give its memory back at once.
+        # The references are weak, because a released stage must free its memory at once.
         self._layers = [ref(layer) for layer in own_linears(module).values()]
         for weak in self._layers:
             _there(weak).forward = partial(self._forward, weak)
 
     def restore(self) -> None:
-        """Have the layers compute as their classes do."""
+        """Restore the layers' own forward."""
         for weak in self._layers:
             del _there(weak).forward
 
     def forget(self) -> None:
-        """Weights have changed perhaps, and what was left is of no use any more."""
+        """Drop deferred products and casts, because weights have changed."""
         self._left.clear()
         self._casts.clear()
 
     def take(self) -> list[WeightProduct]:
-        """What backward passes left since the last call, in their order."""
+        """Remove and return the products of backward passes since the last call, in order."""
         taken, self._left[:] = list(self._left), []
         return taken
 
     @property
     def cast_bytes(self) -> int:
-        """Of the weights' copies in autocast's type, which all microbatches of a step share."""
+        """Bytes of the weights' copies in autocast's dtype, shared by a step's microbatches."""
         return sum(cast.nbytes for cast in self._casts.values())
 
     def cast(self, parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:
-        """A weight in the type that autocast computes in; copied once a step."""
+        """Return a weight in autocast's dtype, copied once a step."""
         if parameter.dtype == dtype:
             return parameter.detach()
-        if parameter.dtype != torch.float32:  # it is held in fewer bits for its memory's sake
+        if parameter.dtype != torch.float32:  # it is stored in fewer bits to save memory
             return parameter.detach().to(dtype)
         if parameter not in self._casts:
             self._casts[parameter] = parameter.detach().to(dtype)
         return self._casts[parameter]
 
     def weight_oi(self, layer: nn.Module, dtype: torch.dtype) -> Tensor:
-        """A layer's weight, outputs first, cast."""
+        """Return a layer's weight in a dtype, outputs first."""
         if packing_of(layer) is None:
             weight = self.cast(layer.get_parameter("weight"), dtype)
         else:
@@ -117,13 +114,13 @@ class DeferredLinears:
         return weight if isinstance(layer, nn.Linear) else weight.t()
 
     def is_cast_in_blocks(self, layer: nn.Module, dtype: torch.dtype) -> bool:
-        """Whether a weight is cast for each product, and the whole of it would be large."""
+        """Whether a weight is large and is cast for each product, block by block."""
         weight = layer.get_parameter("weight")
         is_cast = packing_of(layer) is None and weight.dtype not in (dtype, torch.float32)
         return is_cast and weight.numel() * dtype.itemsize > LARGE_BYTES
 
     def is_in_blocks(self, layer: nn.Module, x: Tensor) -> bool:
-        """Whether outputs are computed in blocks, which CPUs do faster where rows are few."""
+        """Whether outputs are computed in blocks, which is faster on CPUs for few rows."""
         weight = layer.get_parameter("weight")
         is_large = weight.dtype == x.dtype and weight.nbytes > LARGE_BYTES
         is_plain = packing_of(layer) is None and x.device.type == "cpu"
@@ -131,7 +128,7 @@ class DeferredLinears:
 
     @contextmanager
     def deferring(self, layer: nn.Module) -> Iterator[None]:
-        """Defer the gradient of a layer's weight that has another role as well."""
+        """Defer the weight gradient of a layer whose weight has another role too."""
         is_plain = type(layer).forward is nn.Linear.forward
         if not is_plain or "forward" in vars(layer):
             yield
@@ -143,7 +140,7 @@ class DeferredLinears:
             del vars(layer)["forward"]
 
     def left(self, product: WeightProduct) -> None:
-        """A backward pass came by."""
+        """Defer or compute a product of a backward pass."""
         if self._at_once:
             product.accumulate()
         else:
@@ -151,7 +148,7 @@ class DeferredLinears:
 
     def _forward(self, weak: ref[nn.Module], x: Tensor) -> Tensor:
         layer = _there(weak)
-        # As autocast does, in front of the layer: it is the copy that is kept for the backward.
+        # The cast precedes the layer, as in autocast, so that the copy is kept for the backward.
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         output: Tensor = _Deferred.apply(x, layer.weight, layer, self)  # type: ignore[no-untyped-call]
@@ -159,7 +156,7 @@ class DeferredLinears:
 
 
 class _Context(Protocol):
-    """What torch and `_Deferred.forward` keep for the backward pass."""
+    """Values that torch and `_Deferred.forward` store for the backward pass."""
 
     layer: nn.Module
     owner: DeferredLinears
@@ -172,10 +169,10 @@ class _Context(Protocol):
 
 
 class _Deferred(torch.autograd.Function):
-    """A layer whose backward pass is the input's gradient alone.
+    """A layer whose backward pass computes the input gradient alone.
 
-    The weight is an input so that the output has a gradient if the layer's input has none, and none
-    if both are without.
+    The weight is an input of the function, so that the output has a gradient even if the layer's
+    input has none, and none if neither has.
     """
 
     @staticmethod
@@ -192,7 +189,7 @@ class _Deferred(torch.autograd.Function):
             output_no = _linear_in_blocks(x_ni, _outputs_first(layer), bias)
         else:
             output_no = linear(x_ni, owner.weight_oi(layer, x.dtype), bias)
-        # Not a view, which nobody could change in place: some families do.
+        # The result is no view, because some families modify it in place.
         shape = (*x.shape[:-1], output_no.shape[-1])
         output: Tensor = torch.ops.aten._unsafe_view(output_no, shape)  # noqa: SLF001
         return output
@@ -209,7 +206,7 @@ class _Deferred(torch.autograd.Function):
             gradient_ni = _product_in_blocks(gradient_no, _outputs_first(ctx.layer))
             return gradient_ni.view(ctx.shape), None, None, None
         weight_oi = ctx.owner.weight_oi(ctx.layer, gradient_no.dtype)
-        if ctx.is_transposed:  # its gradient lies as it does, by which what comes next may round
+        if ctx.is_transposed:  # the gradient keeps its layout, on which later rounding may depend
             gradient_ni = weight_oi.t().mm(gradient_no.t()).t()
         else:
             gradient_ni = gradient_no.mm(weight_oi)
@@ -217,20 +214,20 @@ class _Deferred(torch.autograd.Function):
 
 
 def _outputs_first(layer: nn.Module) -> Tensor:
-    """A layer's weight [O, I], as it is held."""
+    """Return a layer's weight [O, I] as it is stored."""
     weight = layer.get_parameter("weight").detach()
     return weight if isinstance(layer, nn.Linear) else weight.t()
 
 
 def _blocks(weight_oi: Tensor, by_output_no: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Split a weight by its outputs, and what has a column for each."""
+    """Split a weight by its outputs, and a tensor with a column for each output."""
     num_rows = max(1, BLOCK_BYTES // (weight_oi.shape[1] * by_output_no.element_size()))
     parts = torch.split(weight_oi, num_rows), torch.split(by_output_no, num_rows, dim=1)
     return zip(*parts, strict=True)
 
 
 def _linear_in_blocks(x_ni: Tensor, weight_oi: Tensor, bias_o: Tensor | None) -> Tensor:
-    """Compute `linear`, with some of the outputs at a time, whose weight is cast if need be."""
+    """Compute `linear` for some outputs at a time, whose weight is cast if necessary."""
     output_no = x_ni.new_empty(len(x_ni), len(weight_oi))
     for rows, part in _blocks(weight_oi, output_no):
         torch.mm(x_ni, rows.to(x_ni.dtype).t(), out=part)
@@ -238,7 +235,7 @@ def _linear_in_blocks(x_ni: Tensor, weight_oi: Tensor, bias_o: Tensor | None) ->
 
 
 def _product_in_blocks(gradient_no: Tensor, weight_oi: Tensor) -> Tensor:
-    """Compute the gradient of the input of `_linear_in_blocks`."""
+    """Compute the input gradient of `_linear_in_blocks`."""
     gradient_ni = gradient_no.new_zeros(len(gradient_no), weight_oi.shape[1])
     for rows, part in _blocks(weight_oi, gradient_no):
         gradient_ni.addmm_(part, rows.to(gradient_no.dtype))
@@ -253,7 +250,7 @@ def _there(layer: ref[nn.Module]) -> nn.Module:
 
 
 def _add_product(parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
-    """Add a product to a gradient; in place if it is large, as a head's of hundreds of MiB."""
+    """Add a product to a gradient; in place if it is large, such as a head's of hundreds of MiB."""
     if parameter.nbytes <= LARGE_BYTES:
         _add(parameter, left.mm(right))
         return

@@ -1,7 +1,6 @@
-"""Weights, gradients and optimizer of one stage. Knows no microbatch, no step, no loss.
+"""Weights, gradients and optimizer of one stage. Tensors are exchanged on the CPU.
 
-All but the export is about what trains, see `StageModule.trainable`. Tensors come and go on the
-CPU.
+Everything except the export concerns the parameters that train, see `StageModule.trainable`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ class StageWeights:
     """A stage's module with its optimizer.
 
     Attributes:
-        linears: those layers of the module whose weights get their gradients later.
+        module: Module of the stage.
+        linears: Layers of the module whose weight gradients are deferred.
     """
 
     def __init__(
@@ -48,33 +48,36 @@ class StageWeights:
         optim: Optim = Optim.ADAMW,
         at_once: bool = False,
     ) -> None:
-        """Take a module that has its weights.
+        """Create the optimizer of a module with its weights.
 
         Args:
-            module: on the stage's device.
-            weight_decay: the optimizer's, on all but biases and norms.
-            shared: names of weights that several stages hold, whether this one does or not.
-            copies: of these, whatever is counted or written once elsewhere, or by another name.
-            optim: what steps the weights.
-            at_once: a backward computes the linear layers' weights' gradients too.
+            module: Module on the stage's device.
+            weight_decay: Weight decay, on all weights except biases and norms.
+            shared: Names of weights that several stages hold, including those that this stage
+                lacks.
+            copies: Names of shared weights that count, or are exported, elsewhere or by another
+                name.
+            optim: Optimizer.
+            at_once: Whether a backward computes the linear layers' weight gradients too.
         """
         self.module = module
         self.linears = DeferredLinears(module, at_once=at_once)
         self._shared = sorted(shared)
         self._copies = frozenset(copies)
         self._kind = kind_of(optim)
-        # Asked for at every step; a walk through the module takes longer than a small one's step.
+        # The list is cached, because a walk through the module takes longer than a small model's
+        # step.
         self._trained = module.trainable()
         self._optimizer = self._kind.over(self._trained.values(), weight_decay)
 
     @property
     def num_values(self) -> int:
-        """Of the whole gradient; where nothing trains, one that is 0."""
+        """Number of values of the whole gradient; 1 if nothing trains."""
         return max(1, sum(parameter.numel() for parameter in self._by_name()))
 
     @property
     def num_bytes(self) -> int:
-        """Of weights, gradients and what the optimizer keeps, and of weights' copies."""
+        """Bytes of weights, gradients and optimizer state, and of the weights' copies."""
         return self._lasting_bytes + self.linears.cast_bytes
 
     @cached_property
@@ -88,61 +91,67 @@ class StageWeights:
         yield from (one for name, one in self.module.named_buffers() if name.endswith(SCALES))
 
     def zero_grad(self) -> None:
-        """Drop all gradients, those that were yet to be computed too."""
+        """Drop all gradients, including the deferred ones."""
         self._optimizer.zero_grad(set_to_none=True)
         self.linears.forget()
 
     def squared_grad_norm(self) -> float:
-        """Sum of squares of the gradients, accumulated in float64; shared weights count once."""
+        """Return the sum of squares of the gradients in float64; shared weights count once."""
         own = self._told_here(self._trained)
         norms = [
             torch.linalg.vector_norm(piece, dtype=torch.float64)
             for parameter in own.values()
             if parameter.grad is not None
-            # In pieces: of what it is given, a CPU makes a copy in float64.
+            # The norm is computed in pieces, because a CPU copies its input to float64.
             for piece in torch.split(summable(parameter.grad).reshape(-1), _NORMED_VALUES)
         ]
         return float(torch.stack(norms).square().sum()) if norms else 0.0
 
     @property
     def origin(self) -> str:
-        """Find the first gradient that is not finite, see `finite.origin_among`."""
+        """Text about the first gradient that is not finite, see `finite.origin_among`."""
         gradients = {name: parameter.grad for name, parameter in self._trained.items()}
         return origin_among(gradients, self.module.architecture)
 
     def flat_gradient(self) -> Tensor:
-        """All gradients, float32 [n], parameters in the order of their names; zeros for none."""
+        """Return all gradients, float32 [n], in the order of the parameters' names.
+
+        Zeros for missing ones.
+        """
         parameters = self._by_name()
         return _flat(parameters) if parameters else torch.zeros(1)
 
     def check_flat(self, values: Tensor) -> None:
-        """Whether there is one value for each of this stage's parameters.
+        """Check that a tensor has one value for each of this stage's parameters.
 
         Raises:
-            MalformedMessage: of another length or dtype.
+            MalformedMessage: The tensor has another length or dtype.
         """
         _check_flat(values, self.num_values, "stage")
 
     def set_flat_gradient(self, gradient: Tensor) -> None:
-        """Take gradients [n], of `check_flat`, in the place of the present ones."""
+        """Replace the gradients by values [n] that `check_flat` has checked."""
         _set_flat(self._by_name(), gradient)
 
     def shared_gradient(self) -> Tensor:
-        """Gradients [n] of the weights that other stages train too; zeros for none."""
+        """Return the gradients [n] of weights that other stages train too.
+
+        Zeros for missing ones.
+        """
         return _flat(self._shared_weights())
 
     def set_shared_gradient(self, total: Tensor) -> None:
-        """Take the sum [n] of all these stages' gradients.
+        """Set the sum [n] of all these stages' gradients.
 
         Raises:
-            MalformedMessage: of another length or dtype.
+            MalformedMessage: The sum has another length or dtype.
         """
         weights = self._shared_weights()
         _check_flat(total, sum(weight.numel() for weight in weights), "shared weights")
         _set_flat(weights, total)
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
-        """Scale the gradients, step the weights and drop the gradients."""
+        """Scale the gradients, update the weights and drop the gradients."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
             for parameter in group["params"]:
@@ -152,14 +161,14 @@ class StageWeights:
         self.zero_grad()
 
     def export(self, dtype: torch.dtype) -> Iterator[bytes]:
-        """A shard of weights of this type under Hugging Face's names, adapters added to them.
+        """Yield a shard of weights in a dtype, with Hugging Face's names and merged adapters.
 
-        What several stages hold is in the first one's shard alone. It comes in pieces, and what is
-        not held as it is written is made of one block after the other.
+        Weights that several stages hold are in the first stage's shard alone. Tensors that are not
+        stored in their exported form are created one block after the other.
         """
         own = self._told_here(merged_weights(self.module))
         part_of = self.module.architecture.part_of
-        # A rule may make one published tensor of several, which are of the same block.
+        # A rule may join several tensors to one published tensor, all of the same block.
         parts = [dict(part) for _, part in groupby(own.items(), lambda item: part_of(item[0]))]
         outlines = self._published(parts, Lazy.outline, dtype)
         return file_pieces(
@@ -179,12 +188,15 @@ class StageWeights:
                 yield name, stored_as(model, name, tensors.pop(name), dtype)
 
     def export_adapter(self) -> Iterator[bytes]:
-        """The stage's adapters alone, under peft's names."""
+        """Yield the stage's adapters alone, with peft's names."""
         weights = adapter_weights(self.module)
         return file_pieces(weights, weights.values())
 
     def state(self) -> dict[str, Tensor]:
-        """Copies on the CPU of what trains, and of what is kept of it; a shared weight is once."""
+        """Return copies on the CPU of weights that train and of their optimizer state.
+
+        A weight with two names appears once.
+        """
         state: dict[str, Tensor] = {}
         for name, parameter in self._trained.items():
             state[name] = _copy(parameter)
@@ -195,22 +207,22 @@ class StageWeights:
         return state
 
     def state_names(self) -> frozenset[str]:
-        """What the tensors of `state` are called."""
+        """Return the names of the tensors of `state`."""
         return frozenset(dict(_expected(self._kind, self._trained)))
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state`, without gradients: from all of it or, if it is refused, none.
+        """Continue from `state`, without gradients; a refused state changes nothing.
 
         Raises:
-            BadSnapshot: a tensor is missing, unknown, of another shape or dtype, not finite, or
-                nothing that the optimizer could have come to; nothing was changed.
+            BadSnapshot: A tensor is missing or unknown, has another shape or dtype, is not finite,
+                or cannot be state of the optimizer.
         """
         parameters = self._trained
         _check(self._kind, parameters, state)
         for name, parameter in parameters.items():
             parameter.detach().copy_(state[name])
             self._optimizer.state[parameter] = {
-                # torch keeps the count of steps on the CPU, and adds to it in place.
+                # torch keeps the count of steps on the CPU, and modifies it in place.
                 part: state[_key(self._kind, part, name)].to(
                     "cpu" if part == STEP else parameter.device, copy=True
                 )
@@ -229,7 +241,7 @@ class StageWeights:
 
 
 def _flat(parameters: list[nn.Parameter]) -> Tensor:
-    """Their gradients on the CPU, float32 [n], one after the other; zeros for none."""
+    """Return the gradients on the CPU, float32 [n], one after the other; zeros for missing ones."""
     flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
     for part, parameter in zip(_parts(flat, parameters), parameters, strict=True):
         if parameter.grad is not None:
@@ -238,7 +250,7 @@ def _flat(parameters: list[nn.Parameter]) -> Tensor:
 
 
 def _set_flat(parameters: list[nn.Parameter], gradient: Tensor) -> None:
-    """Give each its own of gradients [n]; copies, since `apply` scales them."""
+    """Set copies of values [n] as gradients; `apply` scales them."""
     for part, parameter in zip(_parts(gradient, parameters), parameters, strict=True):
         parameter.grad = part.to(parameter.device, copy=True)
 
@@ -252,20 +264,20 @@ def _check_flat(values: Tensor, num_values: int, whose: str) -> None:
 
 
 def _parts(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Views of `flat`, one of each parameter's shape."""
+    """Return views of `flat` in the parameters' shapes."""
     pieces = torch.split(flat, [p.numel() for p in parameters]) if parameters else ()
     return [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
 
 
 # ---- all that a stage's training goes on from: what trains and what its optimizer keeps, by name
 #
-# One flat table of CPU tensors: a weight under its own name, and what is kept of it under
-# `OPTIMIZER/PART/NAME`: of AdamW `adamw/exp_avg/NAME`, `adamw/exp_avg_sq/NAME` and
-# `adamw/step/NAME` (a float32 number, as torch keeps it). A weight that was never stepped has zeros
-# there, which is what optimizers begin with, so stages that went on from equal states have equal
-# tables. Learning rates come with each commit and random numbers from (seed, step, microbatch,
-# block), so neither is part of it; nor are frozen weights, which every peer reads from the run's
-# checkpoint for itself.
+# The state is a flat table of CPU tensors: a weight under its own name, and its optimizer state
+# under `OPTIMIZER/PART/NAME`. AdamW has `adamw/exp_avg/NAME`, `adamw/exp_avg_sq/NAME` and
+# `adamw/step/NAME` (a float32 number, as in torch). A weight that was never updated has zeros, the
+# initial values of optimizers, so that stages with equal histories have equal tables. Learning
+# rates arrive with each commit and random numbers follow from (seed, step, microbatch, block), so
+# that neither is part of the state. Nor are frozen weights, which every peer reads from the run's
+# checkpoint.
 
 _MAX_NAMES_TOLD = 3
 
@@ -324,7 +336,7 @@ def _check_kept(part: str, key: str, state: Mapping[str, Tensor]) -> None:
             )
         return
     _check_finite(key, state[key])
-    # Optimizers take the root of it: a negative one would be NaN weights at the next step.
+    # Optimizers take its root: a negative value would become NaN weights at the next step.
     if part in NEVER_NEGATIVE and not bool((state[key] >= 0).all()):
         raise BadSnapshot(f"state: {key} is negative somewhere")
 

@@ -1,4 +1,4 @@
-"""What there is of a causal language model beside its weights: how it reads, and where it ends."""
+"""The parts of a causal language model beside its weights: tokenizer, end tokens, positions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from swarm_ft.stage.tokenizer import tokenizer_in
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """See the module's docstring.
+    """Tokenizer and generation settings of a model.
 
     Attributes:
-        ends: tokens behind which a text ends, as `generate` of transformers knows them.
-        positions: that a text may have; None if any number.
-        unheeded: what its `generation_config.json` asks of `generate`, and stages do not do.
+        tokenizer: Tokenizer of the checkpoint.
+        ends: Tokens that end a text, as in `generate` of transformers.
+        positions: Largest number of positions of a text; None: no limit.
+        unheeded: Settings of its `generation_config.json` that stages do not support.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -37,17 +38,20 @@ _UNHEEDED = {
     **dict.fromkeys(("forced_bos_token_id", "min_length", "min_new_tokens", "watermarking_config")),
     "num_beams": 1,
 }
-"""What changes even the likeliest token, and its value that changes nothing, as None does."""
+"""Settings that change even the most likely token, with the value that has no effect.
+
+Nor has None.
+"""
 
 
 def open_words(reference: str) -> Words:
-    """Read them; of the hub no weights are fetched.
+    """Read the parts of a model; from the hub no weights are fetched.
 
     Args:
-        reference: directory or hub id.
+        reference: Directory or hub id.
 
     Raises:
-        BadModel: missing, without a tokenizer, unreadable, or of an unknown architecture.
+        BadModel: The model is missing or unreadable, has no tokenizer, or an unknown architecture.
     """
     source = find_source(reference)
     config = read_config(source, CausalLm())

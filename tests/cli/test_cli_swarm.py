@@ -261,7 +261,7 @@ def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelle
     for layers, words in (("2-9", "outside the model"), ("0-2", "match no stage")):
         idler = swarm.add_peer("--layers", layers, "--json")
         name = idler.first_words()["peer"]
-        idler.wait_for("err", "this peer stays, for other runs")
+        idler.wait_for("err", "this peer waits for other runs")
         assert words in idler.err[-1]
         peers = json.loads(run_here("status", "--json", *swarm.client_way).out)["peers"]
         assert [words in peer["idle"] for peer in peers if peer["peer"] == name] == [True]
@@ -423,7 +423,7 @@ def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_clea
 
     other = write_sample(shell.cwd / "other", seed=2, num_layers=3, hidden_size=32, vocab_size=300)
     wrong = shell.spawn("serve-stage", "--layers", "2-3", "--model", other.model_dir, *join)
-    words = wrong.wait_for("err", "this peer stays, for other runs")
+    words = wrong.wait_for("err", "this peer waits for other runs")
     assert "the model differs in its" in words
     assert "digest" not in words
     assert other.model_dir not in words

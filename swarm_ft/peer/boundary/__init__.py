@@ -1,1 +1,1 @@
-"""Frames to and from a neighbour, over one boundary."""
+"""Frames to and from a neighbour over one boundary."""

@@ -1,10 +1,10 @@
-"""The bases that this peer's ends of boundaries send along, and what they learn the next ones of.
+"""The bases of this peer's ends of boundaries, and how the next ones are learned.
 
-Learned in some steps from what the whole step sent. The first is used from the next step on, later
-ones from the step after that, so that they are learned and said while links idle. A step that is
-redone learns what it did before, and what a basis is follows from the run alone. It is state of
-the stage as its weights are, and goes into snapshots; at the other end it is only lent, and said
-again over every new connection. Knows no wire and no clock.
+Some steps learn a basis from everything that they sent. The first basis is used from the next step
+on, later ones from the step after that, so that they are learned and sent while links are idle. A
+step that is redone learns the same basis: a basis depends on the run alone. Bases are state of the
+stage, as its weights are, and are part of snapshots. The receiving end only holds copies, which are
+sent again over every new connection. This module uses no network and no clock.
 """
 
 from __future__ import annotations
@@ -27,39 +27,45 @@ from swarm_ft.ids import BlockIndex, SampleId
 _EARLY_STEPS = 16
 _MOST_DIGITS = 9
 _MOST_ROWS = 256
-"""Of a sample; a step's together are many more than the directions that matter."""
+"""Rows of one sample; a step's rows together are many more than the directions that matter."""
 _COMING, _STEPS, _TOKENS, _ROWS = "/coming", "/steps", "/tokens", "/rows"
-"""Behind the name of a basis: the one in its place from the next step on, how many steps sent along
-it, of how many tokens since it was made, and what rows are gathered for the next."""
+"""Suffixes of a basis's name in an export: the basis that replaces it from the next step on, the
+number of steps that used it, the tokens since it was learned, the rows gathered for the next one.
+"""
 
 
 class Kind(IntEnum):
-    """What is sent along it."""
+    """Kind of tensors that a basis encodes."""
 
     FIRST = 1
-    """Activations that build on nothing."""
+    """Activations without a buffer."""
     CHANGE = 2
-    """Changes since a sample's last visit."""
+    """Changes of activations since a sample's last visit."""
     GRADIENT = 3
-    """Gradients, beside entries of a codebook."""
+    """Gradients; their basis contains a codebook."""
 
     @property
     def gathers(self) -> bool:
-        """Whether it is learned of all steps since it was, as far as they are few."""
+        """Whether a basis is learned from the rows of several steps, up to a limit."""
         return self is Kind.GRADIENT
 
 
 TOKENS_A_CHANNEL = {Kind.FIRST: 64, Kind.CHANGE: 128, Kind.GRADIENT: 256}
-"""After so many for each channel a basis is made anew: its bytes are few beside the frames'."""
+"""Tokens for each channel after which a new basis is learned.
+
+The basis then has few bytes beside those of the frames.
+"""
 _EARLY_EVERY = {Kind.FIRST: 1, Kind.CHANGE: 1, Kind.GRADIENT: 2}
-"""Of the first, second, fourth, eighth and sixteenth step, which make one: a codebook has many more
-bytes, and ages less."""
+"""Interval between the early steps (1, 2, 4, 8, 16) that learn a basis.
+
+A codebook has many more bytes, and ages more slowly.
+"""
 _MOST_GATHERED = 8192
-"""Rows of a kind that gathers some: more make its codebook hardly better."""
+"""Rows that a kind gathers at most; more rows hardly improve a codebook."""
 
 
 class BasisKey(NamedTuple):
-    """Names a basis of this stage, whichever it is by now."""
+    """Identity of a basis of this stage, in any version."""
 
     boundary: BlockIndex
     kind: Kind
@@ -69,10 +75,10 @@ class BasisKey(NamedTuple):
 
     @staticmethod
     def named(text: str) -> BasisKey:
-        """The key that `str` gave a name.
+        """Parse a key from its text.
 
         Raises:
-            BadFrame: it did not give this one.
+            BadFrame: The text is no key.
         """
         boundary, _, kind = text.partition("/")
         if boundary[:_MOST_DIGITS].isdecimal() and kind in ("1", "2", "3"):
@@ -83,13 +89,13 @@ class BasisKey(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a sample's frame was made of.
+    """Statistics of one sample's frame.
 
     Attributes:
-        rows: bfloat16 [rows, channels]: some tokens' values or changes; None where none is wanted.
-        base: what changed, of the same shape; None of first activations.
-        step_size: the quantiser's.
-        tokens: of the sample.
+        rows: Some tokens' values or changes, bfloat16 [rows, channels]; None if not needed.
+        base: Values of the same tokens before the change, of the same shape; None without a buffer.
+        step_size: Step size of the quantiser.
+        tokens: Tokens of the sample.
     """
 
     rows: Tensor | None
@@ -99,13 +105,16 @@ class _Seen(NamedTuple):
 
 
 class _Uses(NamedTuple):
-    """Of a basis: the steps that sent along it, and the tokens since it was made."""
+    """Use of a basis: steps that used it, and tokens since it was learned."""
 
     steps: int = 0
     tokens: int = 0
 
     def is_due(self, kind: Kind, channels: int) -> bool:
-        """Whether the next step makes a new one: often at first, when a run changes most."""
+        """Whether the next step learns a new basis.
+
+        Early steps do so often, since the run changes most.
+        """
         step = self.steps + 1
         octave = step.bit_length() - 1
         is_early = step <= _EARLY_STEPS and step == 1 << octave and not octave % _EARLY_EVERY[kind]
@@ -113,7 +122,7 @@ class _Uses(NamedTuple):
 
 
 class Bases:
-    """See the module's docstring. Safe to use from several threads."""
+    """The bases of a stage; see the module. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -127,9 +136,9 @@ class Bases:
         self._new: set[BasisKey] = set()
 
     def get(self, key: BasisKey) -> Basis | None:
-        """The basis of the open step; None before the first is learned.
+        """Return the basis of the open step; None before the first one is learned.
 
-        The first call after the step that makes the first takes as long as that does.
+        The first call after the step that learns the first basis computes it.
         """
         if (basis := self.known(key)) is not None:
             return basis
@@ -139,41 +148,43 @@ class Bases:
             return self.known(key)
 
     def known(self, key: BasisKey) -> Basis | None:
-        """As `get`, without learning one: for who cannot wait, after somebody did."""
+        """Return the basis of the open step without computing it, after another caller did."""
         with self._lock:
             return self._known.get(key)
 
     def new(self, key: BasisKey) -> Basis | None:
-        """As `get`, if no earlier step used it."""
+        """Return the basis of the open step if no earlier step used it; else None."""
         basis = self.get(key)
         with self._lock:
             return basis if key in self._new else None
 
     def coming(self, key: BasisKey) -> Basis | None:
-        """The basis that takes the place of this one when the open step counts, if one does.
+        """Return the basis that replaces this one once the open step commits.
 
-        The first call after the step that makes it takes as long as that does.
+        None if there is none.
+
+        The first call after the step that learns it computes it.
         """
         with self._learning:
             self._learn(key)
             return self._coming.get(key)
 
     def learned(self, key: BasisKey) -> Basis | None:
-        """As `coming`, if it is learned by now."""
+        """Return the basis that replaces this one, if it is computed already."""
         with self._lock:
             return self._coming.get(key)
 
     def note(
         self, key: BasisKey, sample: SampleId, x: Tensor, base: Tensor | None, step_size: float
     ) -> None:
-        """A frame of the open step.
+        """Record a frame of the open step.
 
         Args:
-            key: of its basis.
-            sample: that it was of; noted again, the last one counts.
-            x: float32 [tokens, channels], before it was coded.
-            base: what it is a change of; None if it builds on nothing.
-            step_size: the quantiser's.
+            key: Key of the frame's basis.
+            sample: Sample of the frame; a second frame of a sample replaces the first.
+            x: Tensor before encoding, float32 [tokens, channels].
+            base: Buffer that the frame changes; None if there is none.
+            step_size: Step size of the quantiser.
         """
         self.get(key)
         rows = kept = None
@@ -187,32 +198,32 @@ class Bases:
             self._open.setdefault(key, {})[sample] = seen
 
     def _is_due(self, key: BasisKey, channels: int) -> bool:
-        """Whether the open step makes one."""
+        """Whether the open step learns a new basis."""
         is_missing = key not in self._known
         return is_missing or self._uses.get(key, _Uses()).is_due(key.kind, channels)
 
     def _gathers(self, key: BasisKey) -> bool:
-        """Whether the next one is learned of the open step's rows, too, whichever step makes it."""
+        """Whether the open step's rows are gathered for the next basis."""
         gathered = self._gathered.get(key)
         is_full = gathered is not None and len(gathered) >= _MOST_GATHERED
         return key.kind.gathers and not is_full
 
     def rollback(self, but: Container[SampleId] = ()) -> None:
-        """The step is to be redone, but for these samples."""
+        """Discard the open step's frames, except those of the samples in `but`."""
         with self._lock:
             for key, seen in self._open.items():
                 self._open[key] = {sample: s for sample, s in seen.items() if sample in but}
 
     @property
     def has_news(self) -> bool:
-        """Whether `commit` changes anything: not in runs whose codecs have no bases."""
+        """Whether `commit` changes anything; always False in runs whose codecs have no bases."""
         with self._lock:
             return bool(self._open or self._to_learn or self._coming or self._new)
 
     def commit(self) -> None:
-        """The step counts: its bases make way for those that were coming.
+        """Commit the open step: its replacements become the bases in use.
 
-        Takes as long as it takes to learn these, if nobody asked for them in the meantime.
+        The call computes the replacements that no caller requested before.
         """
         with self._learning:
             with self._lock:
@@ -225,14 +236,14 @@ class Bases:
                 self._close_step()
 
     def learn(self) -> None:
-        """Make what the last step's frames say, if they are to; else who asks for it does."""
+        """Compute the bases that the last step learns, before a caller needs them."""
         with self._learning:
             self._learn_all()
 
     def export(self) -> dict[str, Tensor]:
-        """All of it as of the last commit, as tensors by names."""
+        """Return all state as of the last commit, as tensors by name."""
         found: dict[str, Tensor] = {}
-        with self._learning:  # waits for what another thread is making, too
+        with self._learning:  # also waits for a basis that another thread is computing
             self._learn_all()
             known, coming = dict(self._known), dict(self._coming)
             uses, gathered = dict(self._uses), dict(self._gathered)
@@ -248,10 +259,10 @@ class Bases:
         return found
 
     def restore(self, exported: Mapping[str, Tensor], channels: int) -> None:
-        """Take what `export` gave, in place of all there is.
+        """Replace all state by an export.
 
         Raises:
-            BadFrame: a basis is none for so many channels, or its name none.
+            BadFrame: A tensor is no basis for this number of channels, or has an unknown name.
         """
         known: dict[BasisKey, Basis] = {}
         coming: dict[BasisKey, Basis] = {}
@@ -276,14 +287,14 @@ class Bases:
             self._known, self._coming = known, coming
             self._uses, self._gathered = uses, gathered
 
-    # With `_lock` held:
+    # The caller holds `_lock`:
 
     def _close_step(self) -> None:
-        """Take the open step's frames for those of a step that counts."""
+        """Add the open step's frames to the committed ones."""
         for key, seen in self._open.items():
             if not seen:
                 continue
-            # In an order that is always the same, whenever frames were made.
+            # The order of samples is fixed, independent of the order in which frames were encoded.
             in_order = [seen[sample] for sample in sorted(seen)]
             steps, tokens = self._uses.get(key, _Uses())
             tokens += sum(one.tokens for one in in_order)
@@ -293,7 +304,7 @@ class Bases:
         self._open.clear()
 
     def _rows_to_learn(self, key: BasisKey, step: list[_Seen]) -> list[_Seen]:
-        """What the step that ends has the next basis learned of; nothing if it makes none."""
+        """Return the rows from which this step learns the next basis; empty if it learns none."""
         rows = [one.rows for one in step if one.rows is not None]
         if not key.kind.gathers:
             return step if len(rows) == len(step) else []
@@ -309,7 +320,7 @@ class Bases:
         self._gathered.pop(key, None)
         return [step[-1]._replace(rows=gathered)]
 
-    # With `_learning` held:
+    # The caller holds `_learning`:
 
     def _learn_all(self) -> None:
         for key in list(self._to_learn):
@@ -321,7 +332,7 @@ class Bases:
         basis = _learned_of(key, seen) if seen is not None else None
         if basis is None:
             return
-        _ = basis.data  # kept: who says it is no codec thread, and others wait for that one
+        _ = basis.data  # cached here, so that no thread that others wait for has to encode it
         with self._lock:
             if key in self._known:
                 self._coming[key] = basis
@@ -342,10 +353,10 @@ def _key_in(name: str) -> BasisKey:
 
 
 def boundary_of(name: str) -> BlockIndex:
-    """Whose part of an export it is.
+    """Return the boundary of a tensor of an export.
 
     Raises:
-        BadFrame: no export has such a name.
+        BadFrame: The name is none of an export.
     """
     return _key_in(name).boundary
 

@@ -1,14 +1,19 @@
-"""Tensors to frames and back at one end of one boundary, with this end's per-sample buffers.
+"""Encoding and decoding at one end of a boundary, with this end's per-sample buffers.
 
-AQ-SGD (arXiv 2206.01299, algorithm 1): a sample's first visit sends a key frame; afterwards the
-quantised change against the buffer is sent, and both ends move their buffer by it. Here buffers
-are named by content: a delta says which buffer it builds on and which it makes, so ends that
-differ notice at once. Buffers have the run's bits, and what is used is what was decoded: the
-rounding of a buffer is part of the next change. Residuals of error feedback are buffers of the
-sender alone, of 16 bits. Activations of held-out samples go direct, and so do those below all that
-trains: they are constants of the samples, and the receiver above them keeps what came, to compute
-with it at all later visits. Codecs of the two directions are those of the step's plan; buffers and
-residuals outlive a change of them. Synchronous; runs in a codec thread.
+The scheme is AQ-SGD (arXiv 2206.01299, algorithm 1). A sample's first visit sends a key frame.
+Later visits send the quantised change against the buffer, and both ends apply it to their buffer.
+
+* Buffers are identified by content: a delta frame names the digests of the buffer that it changes
+  and of the result, so that ends with different buffers notice at once.
+* Buffers are stored at `buffer_bits`. Computation uses the decoded value, so that the rounding of a
+  buffer becomes part of the next change.
+* Residuals of error feedback are buffers of the sender alone, with 16 bits.
+* Activations of held-out samples are sent as direct frames.
+* Activations of frozen stages are direct frames too. They are constant for each sample, and the
+  receiver caches them for all later visits.
+
+The step's plan sets the codecs of both directions; buffers and residuals outlive a change of
+codecs. All calls are synchronous and run in a codec thread.
 """
 
 from __future__ import annotations
@@ -48,16 +53,16 @@ _KINDS: dict[Direction, Sequence[Kind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a delta frame cannot be used here; a key frame of its sample can."""
+    """The reason why a delta frame cannot be decoded here; a key frame of its sample can."""
 
     reason: str
 
 
 class _StepCodecs:
-    """What frames of a step are made with.
+    """Codecs of the frames of a step.
 
     Args:
-        train: with the codecs that its plan names.
+        train: Training options, with the codecs of the step's plan.
     """
 
     def __init__(self, train: TrainSpec) -> None:
@@ -74,9 +79,9 @@ class _StepCodecs:
 
 
 class FrameCoder:
-    """Encodes what this end sends and decodes what it receives.
+    """Encodes the frames that this end sends and decodes those that it receives.
 
-    Buffers move only when the step commits, see `BufferStore`.
+    Buffers change only when the step commits, see `BufferStore`.
     """
 
     def __init__(  # noqa: PLR0913 - what an attempt shares with its parts, by name
@@ -90,15 +95,16 @@ class FrameCoder:
         keeps_input: bool = False,
         device: torch.device = CPU,
     ) -> None:
-        """Whatever is kept of it is in the store.
+        """Create the coder; all per-sample state lives in `store`.
 
         Args:
-            spec, run_id: of the run.
-            boundary: the block that it is in front of.
-            store: the buffers of this peer's stage.
-            bases: what its frames are coded along; without, none is learned for long.
-            keeps_input: whether this end receives constants, and keeps them.
-            device: what it computes on, and where decoded tensors lie.
+            spec: Spec of the run.
+            run_id: Id of the run.
+            boundary: Block behind the boundary.
+            store: Buffers of this peer's stage.
+            bases: Bases of the stage; None begins without any, and discards those that it learns.
+            keeps_input: Whether this end receives constants and caches them.
+            device: Device of the computation and of decoded tensors.
         """
         self._device = device
         self._run_id = run_id
@@ -115,24 +121,24 @@ class FrameCoder:
         self._keeps_input = keeps_input
 
     def begin(self, train: TrainSpec, num_microbatches: int) -> None:
-        """Start a step; no frame of an earlier one is at work.
+        """Start a step; no frame of an earlier step may be in work.
 
         Args:
-            train: the run's, with the codecs that the step's plan names.
-            num_microbatches: that the step trains on.
+            train: Training options of the run, with the codecs of the step's plan.
+            num_microbatches: Microbatches on which the step trains.
         """
         self._codecs = _StepCodecs(train)
         self._num_microbatches = num_microbatches
 
     def encode(self, key: FrameKey, x: Tensor) -> Frame:
-        """One sample's tensor as a frame; stage the buffer or the residual that it makes.
+        """Encode a sample's tensor, and stage the buffer or residual that results.
 
         Args:
-            key: the frame's name.
-            x: float32 [tokens, channels], on any device.
+            key: Key of the frame.
+            x: Tensor, float32 [tokens, channels], on any device.
 
         Raises:
-            NonFinite: x holds an infinity or NaN; the message names the sample.
+            NonFinite: The tensor contains inf or NaN; the message names the sample.
         """
         try:
             return self._encode(key, x.to(self._device))
@@ -157,7 +163,7 @@ class FrameCoder:
         return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
 
     def has_bases(self, direction: Direction) -> bool:
-        """Whether what goes that way in the step is coded along a basis, or beside its codebook."""
+        """Whether the step's codecs in this direction use a basis or a codebook."""
         codecs = self._codecs
         of_each = codecs.of, codecs.of_keys, codecs.waited_for
         return any(of_way[direction].spec.has_basis for of_way in of_each)
@@ -167,10 +173,10 @@ class FrameCoder:
         return self._train.is_held_out(key.sample)
 
     def encode_again(self, frame: Frame) -> Frame:
-        """A delta frame of this end as a key frame of the same value, near enough.
+        """Encode a delta frame of this end again, as a key frame of nearly the same value.
 
-        For a receiver that lacks the base. The value is what the delta made of the base, so that
-        nothing but frames has to be kept until the step commits.
+        This is for a receiver that lacks the buffer. The value is decoded from the delta frame, so
+        that only frames have to be stored until the step commits.
         """
         record = self._record(End.SENT, frame.key.sample, frame.tensor.tokens)
         base = self._base_of(record) if record else None
@@ -179,12 +185,12 @@ class FrameCoder:
         return self._encode_key(frame.key, value)
 
     def basis_of(self, frame: Frame) -> Basis | None:
-        """The basis that a frame of this end was coded along, which needs one."""
+        """Return the basis with which a frame of this end was encoded."""
         kind = Kind.CHANGE if frame.kind is FrameKind.DELTA else _kind_alone(frame.key.direction)
         return self._bases.known(BasisKey(self._boundary, kind))
 
     def new_bases(self, direction: Direction, samples: Iterable[SampleId]) -> list[Basis]:
-        """What frames of these that way are coded along in this step, and were in none before."""
+        """Return the bases that frames of these samples use in this step for the first time."""
         kinds = _KINDS[direction]
         if direction is Direction.FORWARD:
             kept = set(self._store.samples(self._boundary, End.SENT).tolist())
@@ -192,11 +198,11 @@ class FrameCoder:
         return self._found(self._bases.new, kinds)
 
     def coming_bases(self, direction: Direction) -> list[Basis]:
-        """What frames that way are coded along from the next step on, if this one counts."""
+        """Return the bases of the next step in this direction, computing them if necessary."""
         return self._found(self._bases.coming, _KINDS[direction])
 
     def learned_bases(self, direction: Direction) -> list[Basis]:
-        """As `coming_bases`, those that are learned by now; waits for nothing."""
+        """Return the bases of the next step that are computed already."""
         return self._found(self._bases.learned, _KINDS[direction])
 
     def _found(self, ask: Callable[[BasisKey], Basis | None], kinds: Iterable[Kind]) -> list[Basis]:
@@ -204,29 +210,32 @@ class FrameCoder:
         return [basis for basis in found if basis is not None]
 
     def read_basis(self, data: bytes) -> Basis:
-        """What the other end said that its frames are coded along.
+        """Decode a basis of the other end.
 
         Raises:
-            BadFrame: it is none, or does not fit the run.
+            BadFrame: The bytes are no basis for this run.
         """
         return Basis.from_bytes(data, self._channels)
 
     @property
     def most_basis_bytes(self) -> int:
-        """That a basis of the run's channels may have."""
+        """Size limit of a basis with the run's channels."""
         return most_bytes(self._channels)
 
     def decode(self, frame: Frame, basis: Basis | None = None) -> Tensor | Refusal:
-        """The tensor that the next computation uses, float32 [tokens, channels].
+        """Decode a frame to the tensor of the next computation, float32 [tokens, channels].
 
         Args:
-            frame: that came.
-            basis: the one that it names, if it does and that came.
+            frame: Frame of the other end.
+            basis: Basis that the frame names, if it has arrived.
 
-        A refusal leaves everything as it was: the base is missing here, or the result differs.
+        Returns:
+            The tensor; or a refusal, which changes no state: the buffer is missing, or the result
+            has
+            another digest.
 
         Raises:
-            BadFrame: the frame does not fit the run, or its payload its header.
+            BadFrame: The frame does not fit the run, or its payload does not fit its header.
         """
         self.check(frame)
         value = self._decoded(frame, basis)
@@ -257,7 +266,7 @@ class FrameCoder:
         return value
 
     def constant(self, sample: SampleId, tokens: int) -> Tensor | None:
-        """What came of a sample at an earlier visit, float32 [tokens, channels], if it is here."""
+        """Return a sample's cached constant, float32 [tokens, channels]; None if it is missing."""
         codec, record = self._constant_codec, self._record(End.RECEIVED, sample, tokens)
         if codec is None or record is None:
             return None
@@ -265,15 +274,15 @@ class FrameCoder:
         return handed_over(codec.decode(kept, device=self._device))
 
     def check(self, frame: Frame, *, is_early: bool = False) -> None:
-        """Whether the frame's header and size fit the step's plan; its payload is not read.
+        """Check a frame's header and size against the step's plan, without reading the payload.
 
         Args:
-            frame: that came.
-            is_early: its step has not begun here, so that its codec may be any that can go on where
-                this step's was; `decode` holds it to its plan.
+            frame: Frame of the other end.
+            is_early: Whether its step has not begun here. Then any codec is allowed to which this
+                step's codec may change; `decode` checks it against the plan.
 
         Raises:
-            BadFrame: another shape, kind, codec or number of bytes.
+            BadFrame: The shape, kind, codec or number of bytes is wrong.
         """
         codec, tensor = self._codec_of(frame.key), frame.tensor
         fits = MIN_LENGTH <= tensor.tokens <= self._longest
@@ -297,7 +306,7 @@ class FrameCoder:
             raise BadFrame(f"frame {frame.key}: expected {sizes}")
 
     def _codec_of(self, key: FrameKey) -> Codec:
-        """Of all but key frames; a frame's name tells it."""
+        """Return the codec of a non-key frame, chosen by its key."""
         if self._constant_codec is not None:
             return self._constant_codec
         if self._train.is_held_out(key.sample):
@@ -306,7 +315,7 @@ class FrameCoder:
         return codecs[key.direction]
 
     def _all_wait_for(self, key: FrameKey) -> bool:
-        """Whether it fills or drains the pipeline."""
+        """Whether a frame fills or drains the pipeline, while other stages wait."""
         if key.direction is Direction.FORWARD:
             return key.microbatch < self._train.fill_microbatches
         return self._num_microbatches - key.microbatch <= self._train.drain_microbatches
@@ -332,7 +341,7 @@ class FrameCoder:
         return tensor
 
     def _along(self, codec: Codec, kind: Kind) -> Codec:
-        """The codec along the basis of that kind, if it takes one and there is one."""
+        """Return the codec with its basis of that kind, if it uses one and there is one."""
         if not codec.spec.has_basis:
             return codec
         return _with(codec, self._bases.get(BasisKey(self._boundary, kind)))
@@ -340,7 +349,7 @@ class FrameCoder:
     def _note(
         self, key: FrameKey, codec: Codec, kind: Kind, x: Tensor, base: Tensor | None = None
     ) -> None:
-        """Let a training sample's frame be part of what the next basis is learned of."""
+        """Record a training sample's frame for the next basis."""
         where = BasisKey(self._boundary, kind)
         if not isinstance(codec, _AlongBasis) or self.is_held_out(key):
             return
@@ -348,7 +357,7 @@ class FrameCoder:
         self._bases.note(where, key.sample, x, base, step_size)
 
     def _record(self, end: End, sample: SampleId, tokens: int) -> BufferRecord | None:
-        """What is kept of a sample, which has so many tokens at every visit."""
+        """Return a record of a sample; None if it is missing or has another shape."""
         record = self._store.get(self._buffer_key(end, sample))
         fits = record is not None and (record.tokens, record.channels) == (tokens, self._channels)
         return record if fits else None
@@ -377,7 +386,7 @@ class FrameCoder:
 
 
 def basis_needed(frame: Frame) -> bytes:
-    """The name of the basis that a frame is coded along; empty if it is coded along none."""
+    """Return the name of the basis that a frame uses; empty if it uses none."""
     return name_in(frame.tensor.payload) if frame.tensor.codec.has_basis else b""
 
 
@@ -386,14 +395,14 @@ def _with(codec: Codec, basis: Basis | None) -> Codec:
 
 
 def _kind_alone(direction: Direction) -> Kind:
-    """Of a frame that builds on nothing."""
+    """Return the kind of basis for a frame without a buffer."""
     return Kind.FIRST if direction is Direction.FORWARD else Kind.GRADIENT
 
 
 def _result(buffer_digest: bytes, tensor: EncodedTensor) -> bytes:
-    """What a frame says of its result: which buffer it makes, of which bytes.
+    """Return the digest of a frame's result: the resulting buffer and the frame's bytes.
 
-    The value that is computed with is finer than the buffer, so that bytes that were altered may
-    make another value and the same buffer.
+    The decoded value is finer than the buffer, so that altered bytes could produce another value
+    with the same buffer.
     """
     return fingerprint_of(buffer_digest, tensor.payload)

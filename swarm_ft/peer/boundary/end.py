@@ -1,7 +1,7 @@
-"""One end of a boundary at work: its session on a channel, its coder in the codec threads.
+"""An end of a boundary: its session on a channel, and its coder in the codec threads.
 
-The session decides, the coder computes; this shell only moves things between them. Streams may
-break and be replaced under it; what belongs to an older step is dropped on the way.
+The session decides and the coder computes; this module moves frames between them. Streams may break
+and be replaced meanwhile; frames of an older step are dropped.
 """
 
 from __future__ import annotations
@@ -51,18 +51,17 @@ _FindBases = Callable[[], list[Basis]]
 
 
 class Boundary:
-    """See the module's docstring.
+    """An end of a boundary; see the module.
 
     Args:
-        hello: what this side says first; its `received` is filled in at every connection.
-        channel: the way to the other end.
-        sends: which frames this side sends.
-        coder: the arithmetic, with this end's buffers.
-        pool: the codec threads.
-        deliver: called with every decoded sample.
-        taken: called with the key of every held-out sample that this side sent, once the other
-            side has computed with it.
-        timeline: told when frames are coded, sent and received.
+        hello: First message of this side; every connection updates its `received`.
+        channel: Channel to the other end.
+        sends: Direction in which this side sends.
+        coder: Encodes and decodes, with this end's buffers.
+        pool: Codec threads.
+        deliver: Callback for every decoded sample.
+        timeline: Recorder of coded, sent and received frames.
+        taken: Callback for every held-out sample of this side that the other side has consumed.
     """
 
     def __init__(  # noqa: PLR0913 - what an attempt shares with its parts, by name
@@ -87,7 +86,7 @@ class Boundary:
         self._pool = pool
         self._deliver = deliver
         self._timeline = timeline
-        # The first is bounded by the step's plan, the second by the window that the session keeps.
+        # The step's plan bounds the first queue, and the session's window the second.
         self._encode_jobs: asyncio.Queue[FrameKey | Frame | _FindBases] = asyncio.Queue()
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
         self._expected: Mapping[FrameKey, int] = {}
@@ -105,7 +104,7 @@ class Boundary:
 
     @property
     def hello(self) -> BoundaryHello:
-        """The first message of this side, as of now."""
+        """First message of this side, as of now."""
         return replace(self._hello, received=self._session.received)
 
     # ---- a step
@@ -120,10 +119,10 @@ class Boundary:
         """Start a step.
 
         Args:
-            step: its number.
-            expected: the frames that may arrive in it, and of how many tokens each.
-            train: the run's, with the codecs that the step's plan names.
-            num_microbatches: that the step trains on, whoever computes them.
+            step: Number of the step.
+            expected: Keys of the frames that may arrive in the step, with their tokens.
+            train: Training options of the run, with the codecs of the step's plan.
+            num_microbatches: Microbatches on which the step trains, at all replicas together.
         """
         self._step = step
         self._borrower.begin_step()
@@ -134,17 +133,17 @@ class Boundary:
         self._held.clear()
         self._apply(self._session.begin(step))
         self._takes_bases |= self._coder.has_bases(Direction.BACKWARD)
-        # What is to come back is what goes, held-out samples apart.
+        # The samples that arrive are also the ones that are sent back, except held-out samples.
         samples = {key.sample for key in expected}
         self._to_send = {key.sample for key in expected if not self._coder.is_held_out(key)}
         self._say_soon(partial(self._coder.new_bases, self._session.sends, samples))
 
     def send(self, key: FrameKey, x: Tensor | Frame) -> None:
-        """Encode and send one sample's tensor, float32 [tokens, channels], soon.
+        """Queue a sample's tensor, float32 [tokens, channels], to be encoded and sent.
 
         Args:
-            key: the frame's name.
-            x: the tensor, or the frame that it became in an earlier attempt at the step.
+            key: Key of the frame.
+            x: Tensor, or the frame that an earlier attempt at the step made of it.
         """
         if isinstance(x, Frame):
             self._apply(self._session.send(replace(x, key=key)))
@@ -162,64 +161,64 @@ class Boundary:
             self._encode_jobs.put_nowait(find)
 
     def computed(self, key: FrameKey) -> None:
-        """This side computed with a held-out sample that came; it is acknowledged only now.
+        """Acknowledge a held-out sample once this side has computed with it.
 
-        So the other side, which sends but a few that are not, does not get far ahead.
+        The sender allows only a few samples without an acknowledgement, so it stays close to this
+        side.
         """
         self._apply(self._session.accepted(key))
 
     def hold(self, key: FrameKey, x: Tensor) -> None:
-        """As `send`, but for the sending: the other side has it, of an earlier attempt at the step.
+        """Record a tensor as sent without sending it; the receiver has it from an earlier attempt.
 
-        It has the buffer that came of it, too. What this end made of it then is gone, as its own
-        part of the microbatch was not done; encoded again it is the same.
+        The receiver also has the buffer that resulted. This end lost its own copy with the
+        unfinished microbatch; encoding the tensor again restores it.
         """
         self._held[key] = None
         self.send(key, x)
 
     def sent(self) -> Iterator[tuple[FrameKey, Tensor | Frame]]:
-        """What `send` and `hold` were given in this step, encoded if it is by now."""
+        """Yield the tensors given to `send` and `hold` in this step, as frames where encoded."""
         yield from self._unencoded.items()
         yield from ((frame.key, frame) for frame in self._session.sent)
         yield from ((key, frame) for key, frame in self._held.items() if frame is not None)
 
     @property
     def peer_id(self) -> PeerId:
-        """Who is at the other end."""
+        """Peer at the other end."""
         return self._channel.peer_id
 
     @property
     def is_answered(self) -> bool:
-        """Whether the other side has acknowledged all that was sent."""
+        """Whether the other side has acknowledged everything."""
         return self._session.is_settled
 
     def lacks(self, keys: Iterable[FrameKey]) -> bool:
-        """Whether some of these frames of this step have not come from there."""
+        """Whether one of these frames has not arrived yet."""
         return self._session.lacks(keys)
 
     async def settled(self) -> None:
-        """Wait until the other side has everything that was sent in this step.
+        """Wait until the other side has acknowledged everything that was sent in this step.
 
-        What frames of the next one are coded along was said by then, too.
+        The bases for the next step have been sent by then.
         """
         while self._unencoded or self._num_unsaid or not self._session.is_settled:
             self._changed.clear()
             await self._changed.wait()
 
     def take_traffic(self) -> Traffic:
-        """What was sent since the last call."""
+        """Return the traffic since the last call."""
         taken, self._traffic = self._traffic, Traffic(boundary=self._hello.boundary)
         return taken
 
     # ---- work
 
     async def run(self) -> None:
-        """Keep connected, encode and decode until cancelled.
+        """Stay connected, encode and decode until cancelled.
 
         Raises:
-            ExceptionGroup: of NonFinite, if a tensor to send is not finite; of Unavailable, if the
-                neighbour cannot be reached; of ProtocolError, if its streams were broken off too
-                often.
+            ExceptionGroup: `NonFinite` if a tensor to send is not finite; `Unavailable` if the
+                neighbour cannot be reached; `ProtocolError` if it broke the protocol too often.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._encode())
@@ -249,11 +248,11 @@ class Boundary:
                 self._encoded(frame)
 
     async def _say_bases(self, find: _FindBases) -> None:
-        """Say what frames are coded along while links idle, so that none has to wait for it.
+        """Send bases while links are idle, so that no frame has to wait for its basis.
 
-        What is left of those of the next step goes behind the last frame of this one: stages idle
-        while the pipeline drains. What is new in a step goes before there is a frame that needs it,
-        as the stages behind have none yet; or all boundaries would wait in turn.
+        The rest of the next step's bases follows the last frame of this step, since stages are idle
+        while the pipeline drains. Bases that a step uses for the first time are sent before its
+        first frame: otherwise the boundaries would wait for them one after the other.
         """
         for basis in await run_in(self._pool, find):
             self._say_parts(self._lender.whole(basis))
@@ -290,7 +289,7 @@ class Boundary:
                     self._apply(self._session.accepted(frame.key))
                 self._deliver(frame.key, value)
 
-    # In a codec thread: to wait for one is no part of a span.
+    # These two run in a codec thread: the wait for one is no part of a span.
 
     def _timed_encode(self, encode: Callable[[], Frame]) -> Frame:
         begin_s = self._timeline.now_s()
@@ -313,7 +312,8 @@ class Boundary:
                 case Deliver(frame) if frame.tensor.tokens == self._expected.get(frame.key):
                     self._decode_jobs.put_nowait(frame)
                 case Deliver(frame):
-                    # Not raised: it may have come before its step, and `begin` must not fail.
+                    # The error is not raised: the frame may be older than its step, and `begin`
+                    # must not fail.
                     self._session.dropped(frame.key)
                     self._channel.break_off(self._not_planned(frame))
                 case Reencode(frame, reason):
@@ -326,7 +326,7 @@ class Boundary:
             self._taken(key)
 
     def _say_basis(self, message: FromNeighbour) -> None:
-        """Say what a frame is coded along, before it, once a connection."""
+        """Send the basis of a frame before the frame, once for each connection."""
         if not isinstance(message, Frame) or not (name := basis_needed(message)):
             return
         if not self._lender.has_said(name) and (basis := self._coder.basis_of(message)):
@@ -341,7 +341,7 @@ class Boundary:
     # ---- what the channel calls
 
     def connected(self, hello: BoundaryHello) -> None:
-        """See `ChannelEnd`."""
+        """Connect the session to the other end; see `ChannelEnd`."""
         ours = self._hello
         if hello.boundary != ours.boundary:
             raise OutOfTurn(f"expected boundary {ours.boundary}, got {hello.boundary}")
@@ -354,18 +354,18 @@ class Boundary:
         self._apply(self._session.connected(hello))
 
     def disconnected(self) -> None:
-        """See `ChannelEnd`."""
+        """Disconnect the session; see `ChannelEnd`."""
         self.is_connected.clear()
         self._session.disconnected()
 
     def receive(self, message: FromNeighbour) -> None:
-        """See `ChannelEnd`."""
+        """Check and handle a message of the other end; see `ChannelEnd`."""
         begin_s = self._timeline.now_s()
         if isinstance(message, SharedBasis):
             self._lend(message)
             return
         if isinstance(message, Frame):
-            # Before the session holds it: that bounds its memory.
+            # The check comes before the session stores the frame, and so bounds its memory.
             self._coder.check(message, is_early=message.key.step > self._step)
             self._borrower.named(basis_needed(message))
         self._apply(self._session.receive(message))
@@ -379,7 +379,7 @@ class Boundary:
             self._borrower.keep(self._coder.read_basis(data))
 
     async def write(self, message: FromNeighbour, send: Send) -> None:
-        """See `ChannelEnd`."""
+        """Send a message and count its bytes; see `ChannelEnd`."""
         if isinstance(message, Frame):
             await self._write_frame(message, send)
         elif isinstance(message, SharedBasis):
@@ -416,7 +416,7 @@ class Boundary:
 def counted(
     boundary: BlockIndex, frame: Frame, *, is_relayed: bool = False, is_held_out: bool = False
 ) -> Traffic:
-    """One sent frame as traffic."""
+    """Return the traffic of one sent frame."""
     num_bytes, plain = wire_bytes(frame), 4 * frame.tensor.tokens * frame.tensor.channels
     relayed_bytes = num_bytes if is_relayed else 0
     if is_held_out:

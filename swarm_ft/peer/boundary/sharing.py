@@ -1,9 +1,9 @@
-"""Bases on their way over a boundary: said in parts by their owner, lent to the other end.
+"""Transfer of bases over a boundary, in parts, to the end that decodes with them. Pure.
 
-A basis may have more bytes than a frame, so that a frame behind it would wait. What is needed later
-only goes in small parts, one behind each frame, where links have room; what a frame needs goes at
-once. Both ends keep the bases that frames named last, and count alike, so that the owner knows what
-to say again. Pure.
+A basis may be larger than a frame, which would have to wait behind it. A basis that is needed later
+is sent in small parts, one after each frame, where links have room. A basis that a frame needs is
+sent at once. Both ends keep the bases that frames used last, and count alike, so that the sender
+knows which bases it has to send again.
 """
 
 from __future__ import annotations
@@ -16,21 +16,26 @@ from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.protocol.messages.boundary import SharedBasis
 
 MOST_BASES = 4
-"""That the receiver keeps of those said over a connection, and that it is said during a step: of
-first activations and of changes, each of the present step and the next; of gradients there is one
-kind."""
+"""Bases that the receiver stores for a connection, and receives in a step.
+
+These are first activations and changes, each for the present step and the next. Gradients have one
+kind of basis only.
+"""
 MOST_PART_BYTES = 1 << 16
-"""A link of 1 Mbps has it over in half a second."""
+"""Largest part in bytes: a link of 1 Mbps sends it in half a second."""
 LEAST_PART_BYTES = 1 << 10
 _A_FRAMES_SHARE = 4
-"""Beside a frame goes a quarter of its bytes: a step's frames have a basis over, and take a link
-that they use to three quarters no longer."""
+"""Divisor of a frame's bytes for the part behind it.
+
+With a quarter of each frame a basis is sent within a step, and a link at three quarters of its
+capacity takes no longer.
+"""
 
 T = TypeVar("T")
 
 
 class Lender:
-    """What the owner of bases said of them over the present connection."""
+    """Bases that this end has sent over the present connection."""
 
     def __init__(self) -> None:
         self._said: dict[bytes, None] = {}
@@ -38,29 +43,29 @@ class Lender:
         self._rest = b""
 
     def reconnected(self) -> None:
-        """The other end has nothing of it any more."""
+        """Begin anew: the other end has lost all bases."""
         self._said.clear()
         self._begun = self._rest = b""
 
     def has_said(self, name: bytes) -> bool:
-        """Whether the other end has it; it stays there longer for being named now."""
+        """Whether the other end has a basis, which it then keeps longer."""
         if name in self._said:
             _used_last(self._said, name, None)
         return name in self._said
 
     def begin(self, basis: Basis) -> None:
-        """Say this one in parts from now on, unless it is said or another is under way."""
+        """Begin to send a basis in parts, unless it was sent or another one is in progress."""
         if not self._rest and basis.name not in self._said:
             self._begun, self._rest = basis.name, basis.data
 
     def part(self, frame_bytes: int) -> Iterator[SharedBasis]:
-        """What goes behind a frame of so many bytes of the one that is under way, if one is."""
+        """Yield the next part of the basis in progress, if any, after a frame of this size."""
         size = max(LEAST_PART_BYTES, min(frame_bytes // _A_FRAMES_SHARE, MOST_PART_BYTES))
         if self._rest:
             yield self._cut(size)
 
     def whole(self, basis: Basis) -> Iterator[SharedBasis]:
-        """All of it that is not said yet, behind the rest of one that is under way."""
+        """Yield all missing parts of a basis, after the rest of the one in progress."""
         yield from self._all_of_the_rest()
         self.begin(basis)
         yield from self._all_of_the_rest()
@@ -77,10 +82,10 @@ class Lender:
 
 
 class Borrower:
-    """The other end's bases that are kept here, and what came of the next.
+    """Bases of the other end that are stored here, and the parts of the next one.
 
     Args:
-        most_bytes: that one may have.
+        most_bytes: Size limit of a basis.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -91,29 +96,30 @@ class Borrower:
         self._missing_bytes = 0
 
     def begin_step(self) -> None:
-        """In which as many may come again."""
+        """Start a step, in which the full number of bases may arrive again."""
         self._num_lent = 0
 
     def reconnected(self) -> None:
-        """What was under way begins anew."""
+        """Begin anew: the transfer in progress starts again."""
         self._num_lent = 0
         self._parts.clear()
 
     def get(self, name: bytes) -> Basis | None:
-        """The one that a frame names, if it came and is not forgotten."""
+        """Return the basis of this name, if it has arrived and is still stored."""
         return self._lent.get(name)
 
     def named(self, name: bytes) -> None:
-        """A frame that came names it."""
+        """Register that a frame used a basis."""
         if name in self._lent:
             _used_last(self._lent, name, self._lent[name])
 
     def receive(self, part: SharedBasis) -> bytes | None:
-        """A part came; all of the basis, if it was the last.
+        """Handle a part; return the bytes of the basis if it is complete.
 
         Raises:
-            BadFrame: it is empty, does not go on where the last one ended, or is of too large one.
-            OutOfTurn: more bases than frames of a step can need.
+            BadFrame: The part is empty or too small, does not continue the last one, or belongs to
+                a basis that is too large.
+            OutOfTurn: The step cannot need this many bases.
         """
         num_bytes = len(part.basis)
         if not num_bytes or (part.rest_bytes and num_bytes < LEAST_PART_BYTES):
@@ -137,12 +143,12 @@ class Borrower:
         return data
 
     def keep(self, basis: Basis) -> None:
-        """It was read."""
+        """Store a basis."""
         _used_last(self._lent, basis.name, basis)
 
 
 def _used_last(bases: dict[bytes, T], name: bytes, basis: T) -> None:
-    """Have this be the last of them, and drop the first of too many."""
+    """Move a basis to the end of the dict, and drop the first ones above the limit."""
     bases.pop(name, None)
     bases[name] = basis
     while len(bases) > MOST_BASES:

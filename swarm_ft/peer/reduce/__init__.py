@@ -1,1 +1,1 @@
-"""Replicas of a stage sum their gradients."""
+"""Sums of gradients over the replicas of a stage, and over stages with shared weights."""

@@ -1,8 +1,8 @@
-"""Peers sum their gradients: one member's part in it, on channels to the others.
+"""All-reduce of gradients: one member's part, on channels to the other members.
 
-`protocol.machines.all_reduce` decides, the coder computes in the codec threads; this shell only
-moves things between them and the channels. Pieces are encoded, sent, received and summed side by
-side.
+`protocol.machines.all_reduce` decides, and the coder computes in the codec threads. This module
+moves pieces between them and the channels. Pieces are encoded, sent, received and summed at the
+same time.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from swarm_ft.protocol.wire.frames import wire_bytes
 from swarm_ft.stage.base import Engine
 
 _TASKS_AT_WORK = 2
-"""Beside each other in the codec threads."""
+"""Tasks that run in the codec threads at the same time."""
 _Coder = GradientCoder | SumKeeper
 
 
 class GradientReducer:
-    """One member's part during one attempt; `run` has to be at work for the rest to proceed.
+    """A member's part in one attempt; the other methods proceed only while `run` works.
 
     Attributes:
-        hello: what to say to each of the others first.
-        is_connected: set while channels to all other members are connected.
+        hello: First message to each of the other members.
+        is_connected: Event that is set while all channels are connected.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class GradientReducer:
         residuals: Residuals,
         pool: Executor,
     ) -> None:
-        """Nothing is connected before `run`.
+        """Create the reducer; `run` connects it.
 
         Args:
-            hello: what to say to each of the others first. Its layers are the stage that the
-                members are replicas of, or all of the model where they are of several; it has
-                no values if this peer has no weights yet, and only listens.
-            members: all of them, in the order in which their gradients are added up.
-            channels: the ways to the others that it says something to, or hears from.
-            codec: of the pieces.
-            residuals: of error feedback; the caller commits them with the step.
-            pool: the codec threads.
+            hello: First message to each of the other members. Its layers are the members' stage, or
+                the whole model if they host several stages. Its `num_values` is 0 if this peer has
+                no weights yet and only listens.
+            members: All members, in the order in which their gradients are added.
+            channels: Channels to the members with which this one exchanges messages.
+            codec: Codec of the pieces.
+            residuals: Residuals of error feedback; the caller commits them with the step.
+            pool: Codec threads.
         """
         self.hello = hello
         self.is_connected = asyncio.Event()
@@ -99,7 +99,7 @@ class GradientReducer:
         self._told_values = {self._own: hello.num_values}
         self._division = Division(1, len(members))
         self._coder: _Coder | None = None
-        # Bounded by the windows of the all-reduce.
+        # The windows of the all-reduce bound the queue.
         self._tasks: asyncio.PriorityQueue[tuple[bool, int, _Coder, PieceTask]] = (
             asyncio.PriorityQueue()
         )
@@ -114,20 +114,21 @@ class GradientReducer:
     async def reduce(
         self, step: StepNumber, gradient: Tensor, listeners: Set[PeerId] = frozenset()
     ) -> Tensor:
-        """The sum of all members' gradients; every member gets the same bits.
+        """Return the sum of all members' gradients; every member gets the same bits.
 
-        Returns once the others have acknowledged all that was sent to them. Residuals are staged.
+        The call returns once the others have acknowledged all messages. Residuals are staged.
 
         Args:
-            step: its number, higher than that of the last one.
-            gradient: float32 [n] on the CPU, n the same at all members; not written to, and the
-                result where there is one member only. Of one that listens it tells n alone.
-            listeners: members whose gradient does not count, and who get the sum.
+            step: Number of the step, higher than that of the last one.
+            gradient: Gradient of this member, float32 [n] on the CPU, with the same n at all
+                members. It is not modified, and is itself the result if there is only one member. A
+                listener's gradient counts for its length alone.
+            listeners: Members whose gradients do not count, and who receive the sum.
 
         Raises:
-            MalformedMessage: the gradient has another shape or dtype.
-            NonFinite: this member's gradient is infinite, NaN or as good as that.
-            OutOfTurn: the step is not a later one.
+            MalformedMessage: The gradient has another shape or dtype.
+            NonFinite: This member's gradient has inf, NaN or values above the limit.
+            OutOfTurn: The step is not a later one.
         """
         if gradient.dtype != torch.float32 or gradient.dim() != 1 or not len(gradient):
             shape = f"{gradient.dtype} {list(gradient.shape)}"
@@ -143,10 +144,10 @@ class GradientReducer:
         return coder.result
 
     async def listen(self, step: StepNumber, listeners: Set[PeerId]) -> EncodedSum:
-        """What `reduce` gives the others, still encoded; this member is one of the listeners.
+        """Return the encoded sum that `reduce` returns elsewhere; this member is a listener.
 
         Raises:
-            OutOfTurn: the step is not a later one, or no member said how long a gradient is.
+            OutOfTurn: The step is not a later one, or no member knows the length of the gradient.
         """
         num_values = max(self._told_values.values())
         if not num_values:
@@ -176,18 +177,18 @@ class GradientReducer:
                 raise self._failure
 
     def take_traffic(self) -> GradientTraffic:
-        """What was sent since the last call."""
+        """Return the traffic since the last call."""
         taken, self._traffic = self._traffic, GradientTraffic()
         return taken
 
     # ---- work
 
     async def run(self) -> None:
-        """Keep connected and compute until cancelled.
+        """Stay connected and compute until cancelled.
 
         Raises:
-            ExceptionGroup: of Unavailable, if a member could not be reached; of ProtocolError, if
-                its streams were broken off too often.
+            ExceptionGroup: `Unavailable` if a member cannot be reached; `ProtocolError` if one
+                broke the protocol too often.
         """
         async with asyncio.TaskGroup() as group:
             for _ in range(_TASKS_AT_WORK):
@@ -233,19 +234,19 @@ class GradientReducer:
                 case BreakOff(member, error):
                     self._channels[member].break_off(error)
                 case EncodeShare() | SumShares() | TakeSum() if self._coder is not None:
-                    # What others wait for goes before what they will have to wait for anyway.
+                    # Sums precede the own shares, because other members wait for them.
                     is_later = isinstance(effect, EncodeShare)
                     self._tasks.put_nowait((is_later, next(self._order), self._coder, effect))
         self._changed.set()
 
-    # ---- what the channels call, see `ChannelEnd`
+    # ---- calls of the channels, see `ChannelEnd`
 
     def connected(self, member: int, hello: ReduceHello) -> None:
-        """A member is there.
+        """Connect a member.
 
         Raises:
-            RunMismatch: it works by another RunSpec, or its gradient has another length.
-            OutOfTurn: it is at another stage.
+            RunMismatch: The member has another RunSpec, or a gradient of another length.
+            OutOfTurn: The member hosts another stage.
         """
         self._check(hello)
         self._told_values[member] = hello.num_values
@@ -266,24 +267,24 @@ class GradientReducer:
             )
 
     def disconnected(self, member: int) -> None:
-        """It is there no more."""
+        """Disconnect a member."""
         self._machine.disconnected(member)
         self._connected.discard(member)
         self._note_connections()
 
     def receive(self, member: int, message: PieceMessage) -> None:
-        """It said this.
+        """Handle a member's message.
 
         Raises:
-            ProtocolError: it must not.
+            ProtocolError: The message is not allowed.
         """
         if isinstance(message, GradientPiece):
-            self._codec.check(message.tensor)  # before it is held: that bounds the memory
+            self._codec.check(message.tensor)  # before the machine stores it: bounds the memory
         self._apply(self._machine.receive(member, message))
 
     async def write(self, member: int, message: PieceMessage, send: Send) -> None:
-        """Send a member a message, in its turn."""
-        if isinstance(message, GradientPiece):  # counted first: its answer may come at once
+        """Send a message to a member, in its turn."""
+        if isinstance(message, GradientPiece):  # counted first: the reply may come at once
             self._count(member, message)
         await send(message)
         if isinstance(message, GradientPiece):
@@ -300,7 +301,7 @@ class GradientReducer:
 
     @property
     def waits_for(self) -> tuple[PeerId, ...]:
-        """Members without which the step under way cannot go on here."""
+        """Members that this member needs to continue the present step."""
         lacked = self._machine.lacks if self._coder is not None else ()
         return tuple(self._members[member] for member in lacked)
 
@@ -320,7 +321,7 @@ class GradientReducer:
 
 
 class _MemberEnd:
-    """The end of the channel to one other member; see `ChannelEnd`."""
+    """The end of the channel to one other member."""
 
     def __init__(self, reducer: GradientReducer, member: int) -> None:
         self.hello = reducer.hello
@@ -330,20 +331,20 @@ class _MemberEnd:
         self.write = partial(reducer.write, member)
 
 
-# ---- copies of one weight stay one: the stages that hold it add up their gradients of it
+# ---- equal copies of one weight: the stages that hold it add up their gradients of it
 #
-# Each of these peers is in one group. In a group one replica of each stage gives its stage's sum,
-# uncompressed, and the others listen. All end with first + second + ... in float32, in the order
-# of the stages, and so apply the same update to the same bits.
+# Each of these peers is in one group. In a group one replica of each stage sends its stage's sum,
+# uncompressed, and the others listen. All compute first + second + ... in float32 in the order of
+# the stages, and so apply the same update to the same bits.
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Who sums with whom.
+    """A group of peers that sum the gradients of shared weights.
 
     Attributes:
-        givers: one of each stage, in the order of the stages.
-        listeners: other replicas of theirs.
+        givers: One peer of each stage, in the order of the stages.
+        listeners: Other replicas of these stages.
     """
 
     givers: tuple[PeerId, ...]
@@ -351,19 +352,23 @@ class Group:
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """All of them."""
+        """Peers of the group."""
         return self.givers + self.listeners
 
     def heard_by(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """Whom one of them has a channel to: those who listen say nothing to each other."""
+        """Return the peers with which a member has a channel.
+
+        Listeners have none among themselves.
+        """
         others = self.givers if peer in self.listeners else self.members
         return tuple(other for other in others if other != peer)
 
 
 def groups_of(stages: Sequence[Stage]) -> tuple[Group, ...]:
-    """As many groups as the stage with the fewest replicas has, the others' shared out evenly.
+    """Divide the replicas of several stages into groups with one giver of each stage.
 
-    All replicas of a stage hold the same sum by then, so whichever gives it gives the same bits.
+    There are as many groups as the smallest stage has replicas; the other replicas listen, spread
+    evenly. All replicas of a stage hold the same sum, so any of them gives the same bits.
     """
     count = min((len(stage.peers) for stage in stages), default=0)
     return tuple(
@@ -378,17 +383,17 @@ def groups_of(stages: Sequence[Stage]) -> tuple[Group, ...]:
 async def synchronise(
     reducer: GradientReducer, group: Group, step: StepNumber, engine: Engine, compute: Pool
 ) -> None:
-    """Sum the step's gradients of weights that several stages hold; the engine then has the sum.
+    """Sum the step's gradients of shared weights over the stages, and set the sum in the engine.
 
     Args:
-        reducer: of the group's members.
-        group: that this peer is in.
-        step: its number.
-        engine: its gradients summed over the replicas.
-        compute: the thread in which it lives.
+        reducer: Reducer of the group's members.
+        group: Group of this peer.
+        step: Number of the step.
+        engine: Engine of the stage; its gradients are already summed over the replicas.
+        compute: Compute thread, in which the engine lives.
 
     Raises:
-        NonFinite: this stage's gradient is infinite, NaN or as good as that.
+        NonFinite: This stage's gradient has inf, NaN or values above the limit.
     """
     own = await run_in(compute, engine.shared_gradient)
     total = await reducer.reduce(step, own, frozenset(group.listeners))

@@ -1,4 +1,4 @@
-"""The arithmetic of one step's all-reduce at one member. Synchronous; runs in the codec threads."""
+"""Arithmetic of one step's all-reduce at one member. Synchronous; runs in the codec threads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from swarm_ft.protocol.messages.reduction import (
     TakeSum,
 )
 
-# ---- what the codec of the replicas' gradients still owes at this peer, from step to step
+# ---- residuals of the replicas' gradient codec at this peer, from step to step
 #
-# Two residuals of a stage, float32: the worker's, of the whole gradient that this peer sends out
-# in shares, and the server's, of the shard that it sums. A step that is not committed leaves them
-# as they were, so it can be redone.
+# A stage has two residuals, float32. The worker's is of the whole gradient, which this peer sends
+# in shares; the server's is of the shard that it sums. A step without a commit leaves both
+# unchanged, so that it can be redone.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class _Owed:
     values: Tensor
 
     def part(self, start: int, stop: int) -> Tensor:
-        """A view of some of them, which lie inside."""
+        """Return a view of a range, which lies inside."""
         return self.values[start - self.start : stop - self.start]
 
     def moved(self, start: int, stop: int) -> _Owed:
-        """Those of another range: these where the ranges overlap, zeros elsewhere."""
+        """Return the residuals of another range: copies where they overlap, zeros elsewhere."""
         if (start, stop) == (self.start, self.start + len(self.values)):
             return self
         other = _Owed(start, torch.zeros(stop - start))
@@ -54,7 +54,7 @@ _NOTHING = _Owed(0, torch.zeros(0))
 
 
 class StepResiduals:
-    """Residuals before and after one step. Threads may write to different parts of it."""
+    """Residuals before and after one step. Threads may write to different parts."""
 
     def __init__(self, worker: Tensor | None, server: _Owed, num_values: int) -> None:
         self._worker = worker
@@ -63,24 +63,24 @@ class StepResiduals:
         self.new_server = _Owed(server.start, torch.empty_like(server.values))
 
     def worker(self, start: int, stop: int) -> Tensor | None:
-        """What is owed of these values of the own gradient, float32 [n]; None for zeros."""
+        """Return the residual of a range of the own gradient, float32 [n]; None for zeros."""
         return None if self._worker is None else self._worker[start:stop]
 
     def server(self, start: int, stop: int) -> Tensor:
-        """What is owed of these values of the sum, which lie in the own shard, float32 [n]."""
+        """Return the residual of a range of the sum, inside of the own shard, float32 [n]."""
         return self._server.part(start, stop)
 
     def set_worker(self, start: int, stop: int, residual: Tensor) -> None:
-        """What will be owed of the own gradient once the step is committed."""
+        """Set the next residual of a range of the own gradient."""
         self.new_worker[start:stop] = residual
 
     def set_server(self, start: int, stop: int, residual: Tensor) -> None:
-        """What will be owed of the sum once the step is committed."""
+        """Set the next residual of a range of the sum."""
         self.new_server.part(start, stop).copy_(residual)
 
 
 class Residuals:
-    """Residuals of one stage at this peer as of the last committed step; outlives attempts."""
+    """Residuals of one stage at this peer as of the last committed step. They outlive attempts."""
 
     def __init__(self) -> None:
         self._worker: Tensor | None = None
@@ -88,10 +88,10 @@ class Residuals:
         self._open: StepResiduals | None = None
 
     def begin(self, num_values: int, shard: tuple[int, int]) -> StepResiduals:
-        """Start a step, or start it again, in which this peer sums the values of `shard`.
+        """Start a step, or restart it, in which this peer sums the values of `shard`.
 
-        The shard is another one where a member came or went: what is owed is then kept of the
-        values that are in both. What an earlier attempt still writes goes nowhere.
+        The shard changes when a member joins or leaves; residuals of values in both shards remain.
+        Writes of an earlier attempt have no effect.
         """
         worker = self._worker
         if worker is not None and len(worker) != num_values:
@@ -100,27 +100,33 @@ class Residuals:
         return self._open
 
     def commit(self) -> None:
-        """The step counts: its residuals are what is owed now. Without a step, nothing changes."""
+        """Make the open step's residuals the committed ones.
+
+        Without an open step nothing changes.
+        """
         if self._open is not None:
             self._worker, self._server = self._open.new_worker, self._open.new_server
             self._open = None
 
     def rollback(self) -> None:
-        """The step is to be redone: what it left is dropped."""
+        """Drop the open step's residuals, to redo the step."""
         self._open = None
 
     def export(self) -> dict[str, Tensor]:
-        """The committed residuals, for `restore`; not to be written to. Empty if there are none."""
+        """Return the committed residuals, not to be modified, for `restore`.
+
+        Empty if there are none.
+        """
         if self._worker is None:
             return {}
         start = torch.tensor([self._server.start])
         return {"worker": self._worker, "server": self._server.values, "server_start": start}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Take what `export` gave; an open step is dropped.
+        """Replace the residuals by an export, and drop an open step.
 
         Raises:
-            MalformedMessage: other tensors than it gives.
+            MalformedMessage: The tensors are no export.
         """
         if tensors:
             self._worker, self._server = _checked(tensors)
@@ -153,14 +159,14 @@ def _checked(tensors: dict[str, Tensor]) -> tuple[Tensor, _Owed]:
 
 
 MAX_GRADIENT = 1e30
-"""A larger one is a model that diverged; below it, sums over all members are finite."""
+"""Largest gradient; a larger one means that the model diverged. Below it, all sums are finite."""
 _MAX_SHARE, _MAX_SUM = 1e32, 1e36
-"""What error feedback and hundreds of members can make of gradients below that."""
+"""Limits of decoded values, which error feedback and hundreds of members can reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadPiece:
-    """What a member sent cannot be used."""
+    """An unusable piece of a member."""
 
     member: int
     error: BadFrame
@@ -168,29 +174,29 @@ class BadPiece:
 
 @dataclass(frozen=True, slots=True)
 class EncodedSum:
-    """The sum of all members' gradients as they encoded it.
+    """The sum of all members' gradients in encoded form.
 
     Attributes:
-        pieces: how many values each holds, and the piece; they are known to decode.
+        pieces: Number of values and encoded tensor of each piece; all of them decode.
     """
 
     pieces: tuple[tuple[int, EncodedTensor], ...]
 
     @property
     def num_bytes(self) -> int:
-        """Of all pieces."""
+        """Bytes of all pieces."""
         return sum(len(tensor.payload) for _, tensor in self.pieces)
 
     def decoded(self, codec: PieceCodec) -> Tensor:
-        """What all other members took, bit for bit, float32 [n]."""
+        """Decode the sum, with the bits that all other members have, float32 [n]."""
         return torch.cat([codec.decode(tensor, count) for count, tensor in self.pieces])
 
 
 class GradientCoder:
-    """One step's own gradient, and the sum of all members' as it comes in piece by piece.
+    """Coder of a step's gradient, and of the sum of all members, which arrives piece by piece.
 
     Attributes:
-        result: float32 [n]; whole once every piece was summed here or taken in.
+        result: Sum, float32 [n]; complete once every piece was summed or received.
     """
 
     def __init__(
@@ -200,13 +206,13 @@ class GradientCoder:
         gradient: Tensor,
         residuals: StepResiduals | None,
     ) -> None:
-        """Begin a step.
+        """Start a step.
 
         Args:
-            codec: of the run.
-            step: its number, for messages.
-            gradient: float32 [n] on the CPU, this member's; read until the step is done.
-            residuals: of this step; None if the codec loses nothing.
+            codec: Codec of the run.
+            step: Number of the step, for messages.
+            gradient: Gradient of this member, float32 [n] on the CPU; read until the step is done.
+            residuals: Residuals of the step; None if the codec is exact.
         """
         self._codec = codec
         self._step = step
@@ -215,10 +221,10 @@ class GradientCoder:
         self.result = torch.empty_like(gradient)
 
     def work(self, task: PieceTask) -> EncodedTensor | BadPiece | None:
-        """Do what the protocol asks for: a share or a sum to send, or nothing for a sum taken in.
+        """Encode a share or a sum and return it, or take in a sum.
 
         Raises:
-            NonFinite: this member's gradient is infinite, NaN or as good as that.
+            NonFinite: This member's gradient has inf, NaN or values above the limit.
         """
         match task:
             case EncodeShare(span):
@@ -231,7 +237,7 @@ class GradientCoder:
     def _share(self, span: PieceSpan) -> EncodedTensor:
         where = span.start, span.stop
         values = self._gradient[slice(*where)]
-        if not peak_of(values) <= MAX_GRADIENT:  # NaN is no number to compare with
+        if not peak_of(values) <= MAX_GRADIENT:  # NaN fails every comparison
             raise NonFinite(
                 f"step {self._step}: a gradient is larger than {MAX_GRADIENT:g}, inf or NaN"
             )
@@ -267,7 +273,7 @@ class GradientCoder:
 
 
 class SumKeeper:
-    """One step's sum at a member that listens: checked piece by piece, and kept as it came."""
+    """The sum of a step at a listener: checked piece by piece and stored in encoded form."""
 
     def __init__(self, codec: PieceCodec) -> None:
         self._codec = codec
@@ -275,17 +281,17 @@ class SumKeeper:
 
     @property
     def result(self) -> EncodedSum:
-        """The sum, whole once every piece was taken in."""
+        """The sum; complete once every piece was taken in."""
         return EncodedSum(tuple(self._kept[index] for index in sorted(self._kept)))
 
     def work(self, task: PieceTask) -> BadPiece | None:
-        """Take in a sum; whoever listens is asked for nothing else.
+        """Take in a sum; a listener gets no other task.
 
         Raises:
-            OutOfTurn: it is.
+            OutOfTurn: The task is another one.
         """
         if not isinstance(task, TakeSum):
-            raise OutOfTurn(f"a member that listens was asked for {task}")
+            raise OutOfTurn(f"expected a sum as the task of a listener, got {task}")
         span, tensor = task.span, task.tensor
         try:
             _decoded(self._codec, span, tensor, _MAX_SUM)

@@ -1,1 +1,1 @@
-"""A stage's state: held, given, taken, saved."""
+"""State of a stage: in memory, in transfers to other peers, and in snapshots."""

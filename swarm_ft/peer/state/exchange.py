@@ -1,10 +1,11 @@
-"""How a stage comes by the state that others have, and gives them its own.
+"""Transfers of a stage's state between this peer, its replicas and the run's snapshots.
 
-A newcomer takes it from the stage's other replicas; a run that goes back takes it from its
-snapshots; replicas offer it to newcomers, and put it into the snapshots when they are asked to.
-What they offer is named by its digest; the coordinator passes on which, so that a source that lies
-is found out. So it is with snapshots, whose digests the coordinator keeps. Beside it they tell what
-each newcomer will tell once it has all of it, so that one that has not is found out too.
+A learner fetches the state from the stage's other replicas; a run that rolls back reads it from its
+snapshots. Replicas offer the state to learners, and save it when the coordinator requests that. The
+digest of an offer names it, and the coordinator forwards that digest, so that a false source is
+detected. The same holds for snapshots, whose digests the coordinator stores. Offers also contain a
+proof for each learner, which it can compute only from the whole state, so that a learner that lacks
+it is detected too.
 """
 
 from __future__ import annotations
@@ -52,20 +53,22 @@ logger = get_logger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 2.0
-"""Rest before a state that the disk did not take is written again."""
+"""Seconds before the next try after the disk refused a state."""
 
 
 class StateExchange:
-    """See the module's docstring.
+    """Transfers of one run's stage; see the module.
 
     Args:
-        folder: for files that lie there only meanwhile.
-        spec_digest: of the run.
-        snapshots: where the run's snapshots lie; None if this peer was not told.
-        kept: those that peers keep for each other; None if this one keeps none.
+        context: Context of the run.
+        state: State of the stage.
+        folder: Directory for temporary files.
+        spec_digest: Digest of the run's spec.
+        snapshots: Store of the run's snapshots; None if this peer has no access to one.
+        kept: Snapshots that peers keep for each other; None if this peer keeps none.
 
     Attributes:
-        catching_up: this peer's way to the state, if the assignment names it a learner.
+        catching_up: Transfer of the state to this peer, if the assignment names it a learner.
     """
 
     def __init__(
@@ -94,11 +97,11 @@ class StateExchange:
 
     @property
     def is_behind(self) -> bool:
-        """Whether what is here lacks steps that are committed."""
+        """Whether committed steps are missing here."""
         return self.catching_up is not None and not self.catching_up.has_caught_up
 
     async def close(self) -> None:
-        """Take, offer and save nothing any more; once this returns nothing is written either."""
+        """Cancel all transfers and wait for their ends; no file is written afterwards."""
         self._stop_taking()
         for save in self._saves:
             save.cancel()
@@ -106,13 +109,14 @@ class StateExchange:
         self._stop_offering(set())
         await asyncio.gather(*ending, return_exceptions=True)
 
-    # ---- what an assignment asks for
+    # ---- requests of an assignment
 
     def follow(self, assign: Assign, layers: LayerRange) -> None:
-        """Begin to take the stage over, go on with it or end it, as the assignment says.
+        """Begin, continue or end the transfer of the state to this peer.
 
         Raises:
-            OutOfTurn: it asks for what was begun before, and not all was heard here since.
+            OutOfTurn: The assignment continues an earlier transfer, but this peer missed sums
+                since.
         """
         self._attempt, self._stage_keys = assign.attempt, assign.stage_keys
         own = self._context.peer_id
@@ -137,30 +141,30 @@ class StateExchange:
             self.catching_up = None
 
     def take(self, take: CatchUp) -> None:
-        """The state that this peer takes over is there to be fetched; it may hear so too soon."""
+        """Begin to fetch the state; the notice may come before its assignment."""
         self._last_take = take
         if self.catching_up is not None:
             self.catching_up.take(take)
 
     def is_outdated(self, assign: Assign, layers: LayerRange) -> bool:
-        """Whether the state that is here, if any, is not the one to go on with."""
+        """Whether the state here, if any, is not the one with which the run continues."""
         if not self._state.is_loaded:
             return True
-        if self._state.engine.layers != layers:  # before the run went back it had another stage
+        if self._state.engine.layers != layers:  # the rollback changed this peer's stage
             return True
         mine = (self._state.committed_steps, self._state.last_attempt)
         return assign.fresh and mine != (assign.committed_steps, assign.last_attempt)
 
     async def take_up(self, assign: Assign, layers: LayerRange) -> None:
-        """Become the stage as the run's snapshot has it, if the run went back to one.
+        """Restore the stage from the run's snapshot, if the run rolled back to one.
 
-        Where the snapshot was cut otherwise, it is put together of all that has its layers.
+        If the snapshot has other stages, the state is assembled from all that contain its layers.
 
         Raises:
-            Unavailable: the place where they lie does not give it (now).
-            BadSnapshot: what is there is not that state.
+            Unavailable: The snapshots cannot be read (now).
+            BadSnapshot: A file does not contain the expected state.
         """
-        for save in tuple(self._saves):  # of a history that is void by now
+        for save in tuple(self._saves):  # these belong to the history before the rollback
             save.cancel()
         step = StepNumber(assign.committed_steps)
         if not step or not assign.saved:
@@ -197,7 +201,7 @@ class StateExchange:
                 path.unlink(missing_ok=True)
 
     async def _fetch(self, name: ShardName, digest: bytes) -> Path:
-        """From where all snapshots lie."""
+        """Fetch a shard from the store of all snapshots."""
         store = self._store()
         found = await asyncio.to_thread(store.list_snapshots, name.run_id, self._spec_digest)
         manifest = next((manifest for manifest in found if manifest.step == name.step), None)
@@ -209,7 +213,7 @@ class StateExchange:
         return await asyncio.to_thread(store.fetch_shard, manifest, name.layers, self._folder)
 
     def _files_of(self, layers: LayerRange, *, seals: bool = False) -> LocalFiles:
-        """Files of a stage in snapshots: who hosts other stages has no key for them."""
+        """Return the files of a stage in snapshots; peers of other stages have no key for them."""
         key = self._stage_keys.get(layers)
         return LocalFiles(Sealer(key, "files") if key else None, seals=seals)
 
@@ -220,13 +224,15 @@ class StateExchange:
             )
         return self._snapshots
 
-    # ---- newcomers
+    # ---- learners
 
     async def offer(self, assign: Assign, layers: LayerRange) -> None:
-        """Offer the states that are taken from here; only copying one keeps the next step waiting.
+        """Offer the states that learners fetch here.
+
+        The next step waits only for the copy in memory.
 
         Raises:
-            OutOfTurn: nothing is loaded.
+            OutOfTurn: Nothing is loaded.
         """
         self._givings = {
             learner.peer_id: ShardName(run_id=assign.run_id, step=learner.step, layers=layers)
@@ -237,7 +243,7 @@ class StateExchange:
         self._stop_offering(names)
         for name in names:
             if name in self._offering and not self._offering[name].done():
-                continue  # it tells as soon as it can
+                continue  # the offer is reported as soon as it is ready
             if name in self._context.offers:
                 telling = self._offer(name, self._context.offers[name].path)
             elif name == self._state.name:
@@ -247,7 +253,7 @@ class StateExchange:
             self._offering[name] = asyncio.create_task(self._reported(name, telling))
 
     async def _reported(self, name: ShardName, offering: Awaitable[None]) -> None:
-        """Report what an offer raises; who waits for the state would wait in vain."""
+        """Report an error of an offer, because the learner would wait in vain."""
         try:
             await offering
         except Exception as error:  # noqa: BLE001 - it is reported, and logged if it is a bug
@@ -256,7 +262,7 @@ class StateExchange:
             self._context.say(stage_failed(name.run_id, self._attempt, failure))
 
     def planned(self, plan: PlanStep) -> None:
-        """Offer no more what everybody has: who computes has taken it."""
+        """End the offers to peers that compute in this step, since they have the state."""
         wanted = {name for peer, name in self._givings.items() if peer in plan.listeners}
         self._stop_offering(wanted)
 
@@ -265,7 +271,7 @@ class StateExchange:
         await self._offer(name, await self._tried(name, write))
 
     async def _offer(self, name: ShardName, path: Path) -> None:
-        """Offer a state that lies here to all who are to take it by then."""
+        """Offer a state to all peers that are to fetch it by then."""
         offers = self._context.offers
         try:
             while name not in offers or not self._takers(name) <= offers[name].proofs.keys():
@@ -284,7 +290,7 @@ class StateExchange:
         return {peer for peer, given in self._givings.items() if given == name}
 
     async def _tried(self, name: ShardName, do: Callable[[], Awaitable[T]]) -> T:
-        """What comes of it once the disk takes part."""
+        """Call a function until the disk accepts its file."""
         while True:
             try:
                 return await do()
@@ -315,10 +321,10 @@ class StateExchange:
     # ---- snapshots
 
     async def save(self, save: SaveStage) -> None:
-        """Put the state into the run's snapshots; only copying it keeps the next step waiting.
+        """Save the state to the run's snapshots; the next step waits only for the copy in memory.
 
         Raises:
-            OutOfTurn: nothing is loaded, or other steps are committed here.
+            OutOfTurn: Nothing is loaded, or another number of steps is committed here.
         """
         if self._state.committed_steps != save.step:
             here = self._state.committed_steps
@@ -346,7 +352,7 @@ class StateExchange:
     async def _put_by(
         self, name: ShardName, contents: ShardContents, files: LocalFiles
     ) -> SavedStage:
-        """Put a state into the snapshots; cancelled, this waits for what is being written."""
+        """Put a state into the snapshot store; a cancelled call waits for the write under way."""
         store = self._store()
         failpoints.reached_meanwhile("saving")
         async with self._written(name, contents, files) as path:
@@ -356,7 +362,7 @@ class StateExchange:
     async def _keep(
         self, name: ShardName, contents: ShardContents, files: LocalFiles
     ) -> SavedStage:
-        """Keep a state here, for others to take; encrypted, for they may be anybody."""
+        """Keep a state here for other peers, encrypted, since any peer may fetch it."""
         if self._kept is None or not files.seals:
             raise Unavailable("this peer keeps no snapshots, or has no key to encrypt them with")
         async with self._written(name, contents, files) as path:
@@ -368,19 +374,20 @@ class StateExchange:
     async def _written(
         self, name: ShardName, contents: ShardContents, files: LocalFiles
     ) -> AsyncIterator[Path]:
-        # Beside it the same state may be offered to newcomers, without what is this peer's alone.
+        # The folder is a separate one: the same state, without this peer's own parts, may be on
+        # offer.
         folder = self._folder / "saved"
         private_folder(folder)
         path = await self._write(folder, name, contents, files)
         try:
             yield path
         finally:
-            path.unlink(missing_ok=True)  # it was moved, unless that failed
+            path.unlink(missing_ok=True)  # it is still here only if the move failed
 
     async def _write(
         self, folder: Path, name: ShardName, contents: ShardContents, files: LocalFiles
     ) -> Path:
-        """Write a state down; cancelled, it leaves no file."""
+        """Write a state to a file; a cancelled call leaves no file."""
         what = folder, name, self._spec_digest, contents, files
         writing = asyncio.create_task(asyncio.to_thread(write_shard, *what))
         try:

@@ -1,8 +1,8 @@
-"""A newcomer comes by its stage's state while the other replicas train on.
+"""Transfer of a stage's state to a learner while the other replicas continue to train.
 
-It listens from the first step that the state lacks: the sum of every committed step waits in a
-backlog. Once the state is there the backlog is applied, as fast as this peer can; when it is empty
-the newcomer has the bits that all replicas have, and says so.
+The learner receives the sum of every step from the first one that the state lacks, and stores it in
+a backlog. Once the state has arrived, the learner applies the backlog. When it is empty, the
+learner has the same bits as all replicas, and reports that.
 """
 
 from __future__ import annotations
@@ -29,31 +29,28 @@ from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 from swarm_ft.snapshots.shard import ShardContents, read_shard
 from swarm_ft.transfer import Downloader
 
-# ---- committed steps that wait to be applied: what replicas summed, and how it is to be applied
-#
-# A newcomer fills it while it fetches its stage's state. Sums wait as they were encoded, in
-# memory up to a bound and in files beyond it.
+# ---- the backlog: sums of committed steps that wait until the learner has the state
 
 MAX_MEMORY_BYTES = 256 << 20
-"""Of all sums together that are not in files."""
+"""Bytes of all sums in memory; further sums are written to files."""
 
 
 @dataclass(frozen=True, slots=True)
 class _InFile:
-    """A sum in a file: how many values and bytes each piece has."""
+    """A sum in a file, with the number of values and bytes of each piece."""
 
     path: Path
     sizes: tuple[tuple[int, int], ...]
 
 
 class Backlog:
-    """First in, first out.
+    """A queue of committed steps and their sums, encoded, in memory and in files.
 
     Args:
-        folder: where files may lie.
-        name: that their names begin with; no other backlog's there.
-        memory_bytes: of sums that may be in memory.
-        files: how they are written.
+        folder: Directory for files.
+        name: Prefix of the files' names, different from that of any other backlog there.
+        memory_bytes: Bytes of sums in memory.
+        files: Writes and reads the files.
     """
 
     def __init__(
@@ -71,10 +68,10 @@ class Backlog:
         self._steps: deque[tuple[CommitStep, EncodedSum | _InFile]] = deque()
 
     async def append(self, commit: CommitStep, total: EncodedSum) -> None:
-        """A step was committed.
+        """Add a committed step.
 
         Raises:
-            Unavailable: the disk does not take its sum.
+            Unavailable: The disk refuses the file.
         """
         held = sum(kept.num_bytes for _, kept in self._steps if isinstance(kept, EncodedSum))
         if held + total.num_bytes <= self._memory_bytes:
@@ -84,10 +81,10 @@ class Backlog:
         self._steps.append((commit, await asyncio.to_thread(_write, self._files, path, total)))
 
     async def first(self) -> tuple[CommitStep, EncodedSum] | None:
-        """The oldest step, which stays until it is dropped; None if there is none.
+        """Return the oldest step, which stays until `drop_first`; None if there is none.
 
         Raises:
-            Unavailable: its file cannot be read.
+            Unavailable: The file of the sum cannot be read.
         """
         if not self._steps:
             return None
@@ -97,13 +94,13 @@ class Backlog:
         return commit, kept
 
     def drop_first(self) -> None:
-        """The oldest step is applied."""
+        """Remove the oldest step, which has been applied."""
         _, kept = self._steps.popleft()
         if isinstance(kept, _InFile):
             kept.path.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Nobody will apply what is there."""
+        """Remove all steps."""
         while self._steps:
             self.drop_first()
 
@@ -135,20 +132,23 @@ logger = get_logger(__name__)
 
 FETCH_TRIES = 3
 RETRY_S = 2.0
-"""Rest after a try; what came is kept."""
+"""Seconds between tries; chunks that arrived are kept."""
 
 
 class CatchingUp:
-    """See the module's docstring. Outlives attempts; `expect` and `run` in each of them.
+    """The transfer of a state to this peer; see the module.
+
+    It outlives attempts; each of them calls `expect` and `run`.
 
     Args:
-        state: what is to become the stage; what is in it is dropped.
-        folder: for files that lie there only meanwhile.
-        name: of the state that sources offer.
-        assign: the assignment that asks for it; as many steps are committed in it.
+        context: Context of the run.
+        state: State that is replaced; its content is dropped.
+        folder: Directory for temporary files.
+        name: Name of the state that sources offer.
+        assign: Assignment that requests the transfer, at as many committed steps as the state.
 
     Attributes:
-        has_caught_up: whether this peer has all committed steps, and applies each as it comes.
+        has_caught_up: Whether this peer has all committed steps and applies each one at once.
     """
 
     def __init__(
@@ -181,30 +181,30 @@ class CatchingUp:
         self.expect(assign.attempt)
 
     def goes_on_with(self, assign: Assign, name: ShardName) -> bool:
-        """Whether an assignment asks for this state, and all steps since were heard here."""
+        """Whether an assignment requests this state, and no sum since was missed."""
         mine = (self.name, self._heard_steps, self._heard_attempt)
         return mine == (name, assign.committed_steps, assign.last_attempt)
 
     def expect(self, attempt: Attempt) -> None:
-        """From now on only this attempt's `CatchUp` and sums count."""
+        """Accept only `CatchUp` messages and sums of this attempt from now on."""
         self._attempt = attempt
         self._open = None
         self._take: asyncio.Future[CatchUp] = asyncio.get_running_loop().create_future()
 
     def take(self, take: CatchUp) -> None:
-        """The state is there to be fetched."""
+        """Begin to fetch the state."""
         if take.attempt == self._attempt and not self._take.done():
             self._take.set_result(take)
 
     # ---- the state
 
     async def run(self) -> None:
-        """Fetch the state, apply what was heard meanwhile, and say so; goes on after a cancel.
+        """Fetch the state, apply the backlog and report that; a cancelled call can be continued.
 
         Raises:
-            ExceptionGroup: of Unavailable, if nobody who has the state gives it (now); of
-                BadSnapshot, if what came is not that state.
-            Unavailable: the disk does not give back what was heard.
+            ExceptionGroup: `Unavailable` if no source provides the state (now); `BadSnapshot` if a
+                file does not contain it.
+            Unavailable: The disk cannot return the backlog.
         """
         await self._state.at_rest()
         if self._state.committed_steps < self.name.step:
@@ -214,7 +214,7 @@ class CatchingUp:
             await self._become()
         await self._apply_all()
         self.has_caught_up = True
-        await self._take  # until sources told in this attempt too, nobody could check the proof
+        await self._take  # before the sources of this attempt reported, the proof has no match
         caught_up = CaughtUp(
             run_id=self.name.run_id,
             attempt=self._attempt,
@@ -227,7 +227,7 @@ class CatchingUp:
         if self._contents is not None:
             return
         take = await self._take
-        for _ in range(FETCH_TRIES - 1):  # to fail costs everybody an attempt
+        for _ in range(FETCH_TRIES - 1):  # a failure would cost all peers an attempt
             try:
                 await self._fetch_from(take)
             except Unavailable as error:
@@ -251,7 +251,7 @@ class CatchingUp:
             self._contents, self._state_bytes = contents, sum(brought.values())
             self._proof = proof.digest()
         finally:
-            path.unlink(missing_ok=True)  # what was read stays mapped until it is let go of
+            path.unlink(missing_ok=True)  # the tensors stay mapped until they are freed
 
     async def _become(self) -> None:
         contents, self._contents = self._contents, None
@@ -267,25 +267,25 @@ class CatchingUp:
                 self._backlog.drop_first()
 
     def close(self) -> None:
-        """Nobody will apply what was heard."""
+        """Delete the backlog."""
         self._backlog.clear()
 
     # ---- steps
 
     def summed(self, attempt: Attempt, step: StepNumber, total: EncodedSum) -> None:
-        """The sum of the step under way is here; whether it counts is for its commit to say."""
+        """Store the sum of the step under way until its commit."""
         self._open = attempt, step, total
 
     def expects(self, commit: CommitStep) -> bool:
-        """Whether this is the commit of a step that was listened to."""
+        """Whether a commit is of the step whose sum is stored."""
         return self._open is not None and self._open[:2] == (commit.attempt, commit.step)
 
     async def commit(self, commit: CommitStep) -> None:
-        """The step that was listened to counts.
+        """Commit the step whose sum is stored.
 
         Raises:
-            OutOfTurn: it is another step than the one whose sum is here.
-            Unavailable: the disk does not take its sum.
+            OutOfTurn: The commit is of another step.
+            Unavailable: The disk refuses the sum.
         """
         if self._open is None or not self.expects(commit):
             raise OutOfTurn(f"commit of step {commit.step}, {self._heard_steps} were heard")

@@ -1,9 +1,9 @@
-"""A stage's state from a snapshot of other stages: of every block what its stage had. Exact.
+"""A stage's state from a snapshot with other stages, exact for every block.
 
-Tensors are called alike in any stage, so weights and what the optimizer keeps of them are found by
-name. What error feedback left over lies in one row, weight after weight in the order of their
-names: it is cut up and put together anew. Buffers are those of boundaries that are still there, on
-the same side of them; others begin with key frames.
+Tensors have the same names in every stage, so that weights and optimizer state are found by name.
+Residuals of error feedback are one row, weight after weight in the order of their names; the row is
+split and reassembled. Buffers stay if their boundary still exists, with this stage on the same
+side; other boundaries begin with key frames.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ Parts = Mapping[LayerRange, ShardContents]
 
 
 def recut(parts: Parts, layers: LayerRange, names: Collection[str], channels: int) -> ShardContents:
-    """What the shard of other layers would hold.
+    """Return the contents of a shard with other layers.
 
     Args:
-        parts: all that have some of the layers.
-        layers: of the stage that is to go on.
-        names: of the tensors of its state; what the parts lack is missing in the result.
-        channels: of the hidden states that buffers keep.
+        parts: All shards with some of the layers.
+        layers: Layers of the new stage.
+        names: Names of the tensors of its state; tensors that no part has are missing in the
+            result.
+        channels: Channels of the hidden states in buffers.
 
     Raises:
-        BadSnapshot: a part has what no shard has.
+        BadSnapshot: A part has a tensor that no shard has.
     """
     state: dict[str, Tensor] = {}
     for contents in parts.values():
-        # A weight that several stages hold is the same in all of them.
+        # A weight that several stages hold is equal in all of them.
         state.update((name, x) for name, x in contents.state.items() if name in names)
     kept = {
         name: record
@@ -53,13 +54,13 @@ def recut(parts: Parts, layers: LayerRange, names: Collection[str], channels: in
 
 
 def _boundaries_kept(old: LayerRange, new: LayerRange) -> set[int]:
-    """Of the old stage's those that are the new one's, with the same blocks beside them."""
+    """Return the boundaries that both stages have, on the same side."""
     kept = {old.start} if old.start == new.start else set()
     return kept | ({old.stop} if old.stop == new.stop else set())
 
 
 def _bases(parts: Parts, layers: LayerRange) -> dict[str, Tensor]:
-    """What is sent along over the boundaries that stay."""
+    """Return the bases of boundaries that remain."""
     return {
         name: x
         for old, contents in parts.items()
@@ -76,9 +77,10 @@ def _boundary_of(name: str) -> int:
 
 
 def _residuals(parts: Parts, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What is owed of every weight, put together; nothing where no part owes anything.
+    """Return the residuals of all weights; empty if no part has any.
 
-    What this peer summed of the stage is other values now: it owes what a part had of them.
+    The values that this peer sums change, so the server's residuals come from the parts that had
+    them.
     """
     workers: dict[str, Tensor] = {}
     servers: dict[str, Tensor] = {}
@@ -99,7 +101,7 @@ def _worker(contents: ShardContents) -> Tensor | None:
 
 
 def _server(contents: ShardContents) -> Tensor | None:
-    """As long as the worker's, with nothing owed of values that others sum."""
+    """Return the server's residual in the worker's length, with zeros outside of the shard."""
     worker, server = _worker(contents), contents.extras.get(f"{RESIDUALS}server")
     start = contents.extras.get(f"{RESIDUALS}server_start")
     if worker is None or server is None or start is None or start.numel() != 1:
@@ -113,7 +115,7 @@ def _server(contents: ShardContents) -> Tensor | None:
 
 
 def _by_weight(contents: ShardContents, row: Tensor | None) -> dict[str, Tensor]:
-    """The row cut up, if it has a value for each of the stage's weights' values."""
+    """Split a row by weight; empty if its length does not fit the weights."""
     weights = dict(_weights(contents.state))
     sizes = [x.numel() for x in weights.values()]
     if row is None or row.shape != (sum(sizes),):
@@ -127,5 +129,5 @@ def _in_a_row(state: Mapping[str, Tensor], owed: Mapping[str, Tensor]) -> Tensor
 
 
 def _weights(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Weights alone, in the order of their names: what an optimizer keeps has a path for a name."""
+    """Yield weights alone, in the order of their names; optimizer state has a path as its name."""
     return ((name, state[name]) for name in sorted(state) if "/" not in name)

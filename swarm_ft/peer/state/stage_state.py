@@ -1,8 +1,8 @@
-"""All that a stage at this peer consists of: weights and optimizer, buffers, residuals, its step.
+"""The state of a stage at this peer: weights, optimizer, buffers, residuals, bases, open step.
 
-What steps are counted by moves with the weights, whatever becomes of the buffers: without these
-the next frames are key frames, but a step that is counted twice or not at all is never mended. The
-engine is touched in the compute thread only.
+The number of committed steps always moves with the weights, whatever happens to the buffers:
+missing buffers cost key frames, but a step that counts twice or not at all cannot be repaired. The
+engine is used in the compute thread only.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from swarm_ft.snapshots.shard import BufferName, ShardContents
 from swarm_ft.stage.base import Engine
 from swarm_ft.stage.model_access import refusal_of
 
-# ---- machine code for all of a run's codecs, before the first frame needs it
+# ---- compilation of all codecs of a run, before the first frame needs them
 #
-# Compiling takes seconds, on a machine's first run and after an update; a frame that waits for it
-# holds up every stage behind this one.
+# Compilation takes seconds, on a machine's first run and after an update. A frame that waits for it
+# delays all later stages.
 
 
 def compile_codecs(spec: RunSpec, device: torch.device = CPU) -> None:
-    """Encode and decode a sample by each codec of the run, as frames on that device will be."""
+    """Compile all codecs of a run by encoding and decoding one sample with each."""
     train = spec.train
     _use_codec(train.reduction_codec, train.seq_length, spec.model.hidden_size, CPU)
     codecs = [train.fill_frame_codec, train.drain_frame_codec]
@@ -87,34 +87,36 @@ def _sample(tokens: int, channels: int, device: torch.device) -> torch.Tensor:
     return torch.randn(tokens, channels, generator=generator).to(device)
 
 
-# ---- what a stage keeps beside its weights, as parts of a shard: residuals and buffers
+# ---- parts of a shard beside the weights: residuals, bases and buffers
 #
-# A shard holds the buffers as long as they are few. Large sets stay where they are, on the peers'
-# disks: who goes back to the snapshot goes on with what is there by then, newer ones too.
+# A shard contains the buffers only while they are few. Otherwise they stay on the peers' disks, and
+# a run that rolls back to the snapshot continues with the buffers there, even newer ones.
 
 logger = get_logger(__name__)
 
 MAX_BUFFER_BYTES = 64 << 20
-"""Of all buffers in a shard; they are copied in memory while it is written."""
+"""Bytes of all buffers in a shard; they are copied in memory while it is written."""
 _BUFFERS = {
     End.SENT: "buffers/sent",
     End.RECEIVED: "buffers/received",
     End.RESIDUAL: "buffers/owed",
 }
-"""The tensors that hold the payloads of all buffers of an end, one behind the other in the order of
-their names."""
+"""Tensors with the payloads of all buffers of an end, joined in the order of their names."""
 _SIZES = "/sizes"
-"""Behind the name of such a tensor: that of each buffer's tokens and of its payload's bytes."""
+"""Suffix of the tensor with each buffer's tokens and payload bytes."""
 RESIDUALS = "residuals/"
-"""What the names of residuals begin with."""
+"""Prefix of the names of residuals."""
 BASES = "bases/"
-"""What the names of bases begin with."""
+"""Prefix of the names of bases."""
 
 
 def with_extras(
     state: Mapping[str, Tensor], store: BufferStore, residuals: Residuals, bases: Bases
 ) -> ShardContents:
-    """Weights and optimizer together with copies of all else. Waits for the disk."""
+    """Return weights and optimizer state together with copies of all other state.
+
+    Reads the disk.
+    """
     owed = {f"{RESIDUALS}{name}": x.clone() for name, x in residuals.export().items()}
     along = {f"{BASES}{name}": x for name, x in bases.export().items()}
     records = _few_records(store)
@@ -126,12 +128,12 @@ def with_extras(
 
 
 def _few_records(store: BufferStore) -> dict[BufferName, BufferRecord]:
-    """All records, or none if they are too many."""
+    """Return all records; none if they are too many."""
     found: dict[BufferName, BufferRecord] = {}
     num_records, num_bytes = len(store), 0
     for key, record in store.records():
         num_bytes += len(record.payload)
-        # Most have one size: the first tells what reading them all would come to.
+        # Most records have the same size: the first one predicts the total before all are read.
         if max(num_bytes, num_records * len(record.payload)) > MAX_BUFFER_BYTES:
             logger.info("%d buffers are too many for a snapshot; they stay here", num_records)
             return {}
@@ -140,10 +142,10 @@ def _few_records(store: BufferStore) -> dict[BufferName, BufferRecord]:
 
 
 def restore_residuals(residuals: Residuals, contents: ShardContents) -> None:
-    """Take the residuals of `with_extras`.
+    """Restore the residuals of a shard.
 
     Raises:
-        BadSnapshot: they are none.
+        BadSnapshot: The tensors are no residuals.
     """
     owed = {
         name.removeprefix(RESIDUALS): x
@@ -157,10 +159,10 @@ def restore_residuals(residuals: Residuals, contents: ShardContents) -> None:
 
 
 def restore_bases(bases: Bases, channels: int, contents: ShardContents) -> None:
-    """Take the bases of `with_extras`, of so many channels.
+    """Restore the bases of a shard.
 
     Raises:
-        BadSnapshot: they are none.
+        BadSnapshot: The tensors are no bases for this number of channels.
     """
     known = {
         name.removeprefix(BASES): x for name, x in contents.extras.items() if name.startswith(BASES)
@@ -174,10 +176,10 @@ def restore_bases(bases: Bases, channels: int, contents: ShardContents) -> None:
 def restore_buffers(
     store: BufferStore, run_id: RunId, channels: int, contents: ShardContents
 ) -> None:
-    """Take the buffers, [tokens, channels] each, whose payloads are those of their digests.
+    """Restore the buffers of a shard, [tokens, channels] each, whose payloads fit their digests.
 
-    There are then no others. If the shard has none, those that are here stay, older and newer ones
-    too: each costs a key frame at most.
+    They replace all other buffers. If the shard has no buffers, those in the store stay; an older
+    or newer one costs a key frame at most.
     """
     if not contents.buffer_digests:
         return
@@ -188,7 +190,7 @@ def restore_buffers(
 
 
 def buffers_in(contents: ShardContents, channels: int) -> Iterator[tuple[BufferName, BufferRecord]]:
-    """Those of a shard whose payloads are those of their digests."""
+    """Yield the buffers of a shard whose payloads fit their digests."""
     for end in End:
         names = sorted(name for name in contents.buffer_digests if name[1] == end)
         for name, (tokens, payload) in zip(names, _rows(contents, end), strict=False):
@@ -198,7 +200,7 @@ def buffers_in(contents: ShardContents, channels: int) -> Iterator[tuple[BufferN
 
 
 def _rows(contents: ShardContents, end: End) -> Iterator[tuple[int, bytes]]:
-    """Tokens and payload of each buffer of an end, as far as there are whole ones."""
+    """Yield tokens and payload of each complete buffer of an end."""
     payloads = contents.extras.get(_BUFFERS[end], torch.empty(0, dtype=torch.uint8))
     sizes = contents.extras.get(f"{_BUFFERS[end]}{_SIZES}", torch.empty(0, 2, dtype=torch.int64))
     if payloads.dtype != torch.uint8 or sizes.dtype != torch.int64 or sizes.shape[1:] != (2,):
@@ -212,7 +214,7 @@ def _rows(contents: ShardContents, end: End) -> Iterator[tuple[int, bytes]]:
 
 
 def payloads(records: Mapping[BufferName, BufferRecord]) -> dict[str, Tensor]:
-    """All payloads, uint8 [bytes], and sizes, int64 [buffers, 2], of each end that has some."""
+    """Return payloads, uint8 [bytes], and sizes, int64 [buffers, 2], of ends with buffers."""
     found: dict[str, Tensor] = {}
     for end, tensor in _BUFFERS.items():
         of_end = [records[name] for name in sorted(records) if name[1] == end]
@@ -230,26 +232,29 @@ EngineMaker = Callable[[RunSpec, LayerRange], Engine]
 
 
 class StageState:
-    """See the module's docstring.
+    """The state of a stage; see the module.
 
     Args:
-        make_engine: an engine for this peer's device, not yet loaded.
-        store: of this run's buffers, as an earlier start of this peer may have left it.
-        files: how what else the run needs on this disk is written and read.
+        context: Context of the run.
+        run_id: Id of the run.
+        spec: Spec of the run.
+        make_engine: Creates an engine for this peer's device, not loaded yet.
+        store: Buffers of the run, possibly from an earlier start; None creates a store in memory.
+        files: Writes and reads the run's other files on this disk.
 
     Attributes:
-        context: of this run at the peer.
-        store: this stage's ends of the per-sample buffers.
-        residuals: what error feedback left over of this stage's gradients.
-        bases: what this stage's frames are coded along.
-        committed_steps: how many steps are in it.
-        last_attempt: whose commit was the last of them.
-        summed_in: the attempt whose gradients the engine holds, complete; None if it holds none.
-        progress: what the engine holds of the open step; None if that is to begin anew.
-        holds_least: whether it ran out of memory before, and holds no more microbatches than plain
-            1F1B does since.
-        elsewhere: buffers of the open step's samples that pass other replicas, and so are out of
-            date here once it is committed.
+        context: Context of the run.
+        store: Buffers at this stage's ends of its boundaries.
+        residuals: Residuals of this stage's gradients.
+        bases: Bases of this stage's frames.
+        committed_steps: Number of steps in the state.
+        last_attempt: Attempt that committed the last of them.
+        summed_in: Attempt whose complete gradients the engine holds; None if it holds none.
+        progress: Progress of the open step in the engine; None if the step begins anew.
+        holds_least: Whether memory ran out before, so that the stage holds no more microbatches
+            than plain 1F1B does.
+        elsewhere: Buffers of samples that pass other replicas in the open step; its commit makes
+            them out of date.
     """
 
     def __init__(
@@ -282,20 +287,20 @@ class StageState:
 
     @property
     def run_id(self) -> RunId:
-        """Whose stage it is."""
+        """Id of the run."""
         return self._run_id
 
     @property
     def is_loaded(self) -> bool:
-        """Whether there are weights."""
+        """Whether weights are loaded."""
         return self._engine is not None
 
     @property
     def engine(self) -> Engine:
-        """What trains the weights.
+        """Engine with the weights.
 
         Raises:
-            OutOfTurn: nothing is loaded.
+            OutOfTurn: Nothing is loaded.
         """
         if self._engine is None:
             raise OutOfTurn(f"run {self._run_id}: nothing is loaded")
@@ -303,16 +308,16 @@ class StageState:
 
     @property
     def name(self) -> ShardName:
-        """What the state as it is now is called.
+        """Name of the present state.
 
         Raises:
-            OutOfTurn: nothing is loaded.
+            OutOfTurn: Nothing is loaded.
         """
         step = StepNumber(self.committed_steps)
         return ShardName(run_id=self._run_id, step=step, layers=self.engine.layers)
 
     def held(self, exported: ShardFile | None) -> HeldStage | None:
-        """What to tell a coordinator that does not know; None if nothing is loaded."""
+        """Return the state to report in a hello; None if nothing is loaded."""
         if self._engine is None:
             return None
         return HeldStage(
@@ -325,11 +330,12 @@ class StageState:
         )
 
     async def load(self, layers: LayerRange, *, is_beginning: bool = True) -> None:
-        """Make it the stage as the run began with it.
+        """Load the stage as of the run's beginning.
 
         Args:
-            layers: of the stage.
-            is_beginning: the run begins (again), and no buffer is to be left of an earlier try.
+            layers: Layers of the stage.
+            is_beginning: Whether the run begins (again), so that buffers of an earlier try are
+                deleted.
         """
         await self.at_rest()
         self.drop()
@@ -338,7 +344,7 @@ class StageState:
         await self.prepare(layers)
 
     async def prepare(self, layers: LayerRange) -> None:
-        """Load the engine, if there is none; buffers and residuals stay the objects they are."""
+        """Load the engine, if there is none; buffers and residuals stay the same objects."""
         async with self._one_change:
             if self._engine is None:
                 await run_in(
@@ -348,10 +354,10 @@ class StageState:
                 logger.info("run %s: loaded layers %s", self._run_id, layers)
 
     async def _loaded(self, layers: LayerRange) -> Engine:
-        """An engine with its weights.
+        """Return an engine with loaded weights.
 
         Raises:
-            BadInput: this peer cannot host the stage; the message is fit for a client's eyes.
+            BadInput: This peer cannot host the stage; the message may be shown to a client.
         """
         try:
             engine = await run_in(self._context.compute, self._make_engine, self._spec, layers)
@@ -361,27 +367,27 @@ class StageState:
         return engine
 
     def drop(self) -> None:
-        """Let go of everything but buffers: they tell themselves what they are good for."""
+        """Drop all state except buffers, which digests protect from wrong use."""
         self._engine = None
         self._reset()
         self.store.rollback()
 
     async def release(self) -> None:
-        """Let go of everything, on disk too."""
+        """Drop all state and delete its files."""
         self.drop()
         await asyncio.to_thread(self.store.forget)
         await asyncio.to_thread(self.store.close)
 
     async def at_rest(self) -> None:
-        """Wait for a change under way: one whose caller was cancelled goes on to its end."""
+        """Wait for a change under way, which continues even if its caller was cancelled."""
         async with self._one_change:
             pass
 
     async def commit(self, commit: CommitStep) -> None:
-        """Apply the step's gradients, once. Cancelled, it still goes on to its end.
+        """Apply the step's gradients, once. A cancelled call still runs to its end.
 
         Raises:
-            OutOfTurn: the step is not the next one, or its gradients are not here.
+            OutOfTurn: The step is not the next one, or its gradients are not here.
         """
         await asyncio.shield(self._commit(commit))
 
@@ -400,14 +406,14 @@ class StageState:
             if self.bases.has_news:
                 await run_in(self._context.codecs, self.bases.commit)
             await self._commit_buffers(commit.step)
-            # Not waited for: a step's last frame does, but for the first of a kind.
+            # The next basis is computed in the background; the step's last frame waits for it.
             self._context.codecs.submit(self.bases.learn)
 
     async def _applied(self, apply: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Change the weights. Where that fails half of them may have changed, so all are dropped.
+        """Change the weights. A failure may leave half of the change, so that all state is dropped.
 
         Raises:
-            Exception: whatever `apply` raises.
+            Exception: Any error of `apply`.
         """
         try:
             await run_in(self._context.compute, apply, *args, **kwargs)
@@ -416,9 +422,9 @@ class StageState:
             raise
 
     async def _commit_buffers(self, step: StepNumber) -> None:
-        """Make the step's buffers real; where that fails they are lost, which key frames repair."""
+        """Commit the step's buffers. After a failure they are lost, which key frames repair."""
         try:
-            # An epoch's first may take its time: it looks up the order of the next.
+            # The first step of an epoch takes longer: it computes the order of the next epoch.
             await run_in(self._context.codecs, self.store.commit, step)
         except Exception:
             logger.exception("run %s: the buffers of step %d are lost", self._run_id, step)
@@ -426,14 +432,16 @@ class StageState:
         self.store.drop(self.elsewhere)
 
     async def apply_sum(self, commit: CommitStep, total: Tensor) -> None:
-        """Apply a step that the other replicas computed, once. Cancelled, it still goes on.
+        """Apply the sum of a step that the other replicas computed, once.
+
+        A cancelled call still runs to its end.
 
         Args:
-            commit: of the step.
-            total: the sum of their shares, float32 [n].
+            commit: Commit of the step.
+            total: Sum of the replicas' gradients, float32 [n].
 
         Raises:
-            OutOfTurn: the step is not the next one.
+            OutOfTurn: The step is not the next one.
         """
         await asyncio.shield(self._apply_sum(commit, total))
 
@@ -458,7 +466,7 @@ class StageState:
             )
 
     async def begin_step(self, step: StepNumber, num_targets: int) -> StepProgress:
-        """Begin the next step, with no trace of an earlier try at it."""
+        """Begin the next step, without traces of an earlier try."""
         self.progress = self.summed_in = None
         begin = self._context.timeline.timed(SpanKind.GRADIENT, self.engine.begin_step)
         await run_in(self._context.compute, begin, step, num_targets)
@@ -474,10 +482,10 @@ class StageState:
         return self.progress
 
     async def resume_step(self, progress: StepProgress) -> StepProgress:
-        """Go on with the open step as far as an earlier attempt brought it here.
+        """Resume the open step at the progress of an earlier attempt.
 
         Raises:
-            OutOfTurn: the engine does not hold that.
+            OutOfTurn: The engine does not hold that progress.
         """
         self.progress = self.summed_in = None
         counted = frozenset(progress.done)
@@ -491,17 +499,17 @@ class StageState:
         self.store.rollback(but=progress.samples)
         self.residuals.rollback()
         self.bases.rollback(but=progress.samples)
-        # The engine holds it again, and what it counts from now on is not in this one.
+        # The engine holds this gradient again, and adds to its own copy from now on.
         progress.gradient = None
         self.progress = progress
         return progress
 
     async def export(self, path: Path) -> None:
-        """Write the trained weights down.
+        """Write the trained weights to a file.
 
         Raises:
-            OutOfTurn: nothing is loaded.
-            Unavailable: the disk does not take it (now).
+            OutOfTurn: Nothing is loaded.
+            Unavailable: The disk refuses the file (now).
         """
         try:
             await run_in(self._context.compute, self._write_result, path)
@@ -514,18 +522,18 @@ class StageState:
     # ---- as tensors
 
     async def weights(self) -> ShardContents:
-        """Copies of weights and optimizer: what all replicas of the stage have alike.
+        """Return copies of weights and optimizer state, which are equal at all replicas.
 
         Raises:
-            OutOfTurn: nothing is loaded.
+            OutOfTurn: Nothing is loaded.
         """
         return ShardContents(state=await run_in(self._context.compute, self.engine.state))
 
     async def everything(self) -> ShardContents:
-        """Copies of all that the next steps follow from, at this peer.
+        """Return copies of all state at this peer that determines the next steps.
 
         Raises:
-            OutOfTurn: nothing is loaded.
+            OutOfTurn: Nothing is loaded.
         """
         await self.at_rest()  # weights are counted before their buffers are committed
         state = await run_in(self._context.compute, self.engine.state)
@@ -533,18 +541,18 @@ class StageState:
         return await run_in(self._context.codecs, with_extras, state, *kept)
 
     async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
-        """Become what `weights` or `everything` gave at a peer with the same layers.
+        """Restore the contents that `weights` or `everything` returned for the same layers.
 
-        Nothing but `load` or `prepare` went before. Cancelled, it still goes on to its end.
+        Only `load` or `prepare` may precede this call. A cancelled call still runs to its end.
 
         Args:
-            contents: of the other peer's state.
-            step: how many steps are in it.
-            attempt: whose commit was the last of them.
+            contents: Contents of the other peer's state.
+            step: Number of steps in the state.
+            attempt: Attempt that committed the last of them.
 
         Raises:
-            BadSnapshot: it does not fit this stage.
-            OutOfTurn: nothing is loaded that could take it.
+            BadSnapshot: The contents do not fit this stage.
+            OutOfTurn: Nothing is loaded.
         """
         await asyncio.shield(self._restore(contents, step, attempt))
 

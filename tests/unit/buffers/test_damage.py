@@ -122,7 +122,7 @@ def test_a_deleted_file_costs_its_records_and_is_begun_anew(
     assert store.take_stats()[BOUNDARY].repairs == NUM_RECORDS
     assert sorted(store.take_lost()) == list(RECORDS)
     assert len(caplog.records) == 1
-    assert "10 buffers are gone" in caplog.text
+    assert "10 buffers are lost" in caplog.text
     assert dict(open_store().records()) == {key(20): record("new")}
 
 

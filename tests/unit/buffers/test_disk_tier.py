@@ -129,7 +129,7 @@ def test_another_runs_files_are_not_used_and_go_first(
     commit(store, {BufferKey(RunId("first"), *key(i)[1:]): record() for i in range(4)})
     store = open_store(disk_slots=6)
     assert len(store) == 0
-    assert "another run's buffers, not used" in caplog.text
+    assert "buffers of another run; deleted first" in caplog.text
     commit(store, {key(i): record() for i in range(5)})
     store.flush()
     assert len(store) == 5

@@ -399,7 +399,7 @@ async def test_strangers_take_only_so_much_room(
     for one in callers:
         one.endpoint = pair.b.endpoint
     hands = [await one.link() for one in callers[:3]]
-    with pytest.raises(Unavailable, match="3 callers that it does not know"):
+    with pytest.raises(Unavailable, match="3 unknown callers"):
         await callers[3].link()
     pair.b.links.name(RUN, (PeerId("a3"),))
     await callers[3].link()
@@ -489,7 +489,7 @@ async def test_a_peer_that_breaks_stream_after_stream_fails_the_attempt(
         for _ in range(MAX_BROKEN_STREAMS):
             assert not b.running.done()
             await break_a_stream(caller, hello)
-        text = "peer a: 3 streams were broken off, at last by out-of-turn: nonsense"
+        text = "peer a: 3 streams failed, the last with out-of-turn: nonsense"
         with pytest.raises(ProtocolError, match=text):
             await b.running
 
@@ -746,7 +746,7 @@ async def test_an_error_that_the_other_sends_does_not_pass_for_ones_own() -> Non
     """A stranger's `non-finite` must not end the run."""
     blame = greeting(then=NonFinite("your loss is infinite"))
     async with scripted(*[blame] * 3) as (pair, _), pair.a.attempt(pair.b, 1) as a:
-        with pytest.raises(ProtocolError, match="by non-finite: your loss is infinite") as caught:
+        with pytest.raises(ProtocolError, match="with non-finite: your loss is infinite") as caught:
             await a.running
     assert type(caught.value) is ProtocolError
 

@@ -69,6 +69,6 @@ def test_what_a_volunteer_asks_for_comes_first_and_each_case_has_words() -> None
 def test_a_month_counts_until_the_next_begins() -> None:
     use = MonthlyUse().after(date(2026, 11, 3), 6 * 10**8).after(date(2026, 11, 30), 5 * 10**8)
     assert use == MonthlyUse(month="2026-11", num_bytes=11 * 10**8)
-    assert use.used_up(1.0) == "the 1 GB of 2026-11 are used up; it goes on next month"
+    assert use.used_up(1.0) == "the 1 GB of 2026-11 are used up; it works again next month"
     assert use.used_up(1.2) == ""
     assert use.after(date(2026, 12, 1), 0).used_up(1.0) == ""

@@ -360,7 +360,7 @@ async def test_a_peer_that_has_nothing_to_do_stays_and_says_why(
     joined = await swarm.joined()
     await joined.say(StayIdle(reason="layers 0-2: outside the model"))
     await ready(joined, assign_of())
-    assert "layers 0-2: outside the model; this peer stays" in caplog.text
+    assert "layers 0-2: outside the model; this peer waits" in caplog.text
 
 
 @pytest.mark.parametrize(
