@@ -27,7 +27,7 @@ class Listening:
     host: Annotated[
         str,
         Option(
-            "Address to listen on; 0.0.0.0 for all, with --announce.",
+            "Address to listen on; 0.0.0.0 for all interfaces, with --announce.",
             default="this machine's own; for a peer with an invitation, all",
         ),
     ] = ""
@@ -35,7 +35,7 @@ class Listening:
     announce: Annotated[
         str | None,
         Option(
-            "Address that others should use, where it differs. A bare HOST gets the port.",
+            "Address that other members use, if it differs. A HOST alone gets the port.",
             metavar="HOST:PORT",
         ),
     ] = None

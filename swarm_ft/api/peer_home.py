@@ -36,7 +36,8 @@ class BufferOptions:
         int,
         Size(),
         Option(
-            "Memory for samples' buffers (--fw aq...); those needed last go first.",
+            "Memory for sample buffers (--fw aq...). The peer evicts those first that it needs "
+            "last.",
             name="buffer-memory",
             default="2GiB",
         ),
@@ -45,7 +46,7 @@ class BufferOptions:
         int,
         Size(),
         Option(
-            "Disk for them; 0 keeps none there, and a restart loses them.",
+            "Disk for sample buffers; with 0 none are on disk, and a restart loses them.",
             name="buffer-disk",
             default="50GiB",
         ),
@@ -53,7 +54,7 @@ class BufferOptions:
     directory: Annotated[
         Path | None,
         Option(
-            "Where on disk, a directory of its own for each peer.",
+            "Directory for sample buffers, a separate one per peer.",
             name="buffer-dir",
             metavar="DIR",
             default="under ~/.cache/swarm-ft",
@@ -63,8 +64,8 @@ class BufferOptions:
         int,
         Range(1),
         Option(
-            "Days without a write after which a run's buffers are deleted, if the coordinator "
-            "did not say before that the run is over.",
+            "Days without a write after which the peer deletes a run's buffers, unless the "
+            "coordinator reports earlier that the run is over.",
             name="buffer-days",
         ),
     ] = 7

@@ -1,10 +1,12 @@
-"""What a volunteer's machine does, in a line: its part of a run, what passes its link, memory."""
+"""The status line of a peer: its part of each run, the traffic of its link, and its memory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from swarm_ft.protocol.spec.sizes import size_words, traffic_words
 
 if TYPE_CHECKING:
     from swarm_ft.peer.current_work import Doing
@@ -13,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class AtWork:
-    """Calling it says what the peer does now; rates are since the call before.
+    """A callable that returns the status line of a peer.
 
     Args:
-        node: the peer.
-        shape: of its link, which counts what passes; nothing does where links have no keys.
-        now_s: monotonic seconds.
+        node: Peer to describe.
+        shape: Rate limiter of the peer's link, which counts its bytes. Links without keys do not
+            pass it.
+        now_s: Clock, in monotonic seconds.
     """
 
     def __init__(
@@ -29,47 +32,43 @@ class AtWork:
         self._now_s = now_s
 
     def __call__(self) -> str:
-        """A line."""
-        from rich.filesize import decimal
-
+        """Return the line, with rates since the previous call."""
         from swarm_ft.systems import resident_bytes
 
         doing, now_s = self._node.doing, self._now_s()
         up, down = self._up.words(now_s), self._down.words(now_s)
         resident = resident_bytes()
-        words = ["; ".join(map(doing_words, doing)) if doing else self._idle()]
-        words += [f"up {up}", f"down {down}"] if up or down else []
-        words += [f"{decimal(resident)} of memory"] if resident else []
-        return "  ".join(words)
+        parts = ["; ".join(map(doing_words, doing)) if doing else self._idle()]
+        parts += [f"up {up}", f"down {down}"] if up or down else []
+        parts += [f"memory {size_words(resident)}"] if resident else []
+        return "  ".join(parts)
 
     def _idle(self) -> str:
         if self._node.presence.is_paused:
             return "paused; Ctrl-C leaves"
-        return "nothing to do yet; Ctrl-C leaves"
+        return "idle; Ctrl-C leaves"
 
 
 class Meter:
-    """How fast bytes pass a gate, and how many did."""
+    """The rate and the total of the bytes that pass a gate."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._before: tuple[float, int] | None = None
 
     def words(self, now_s: float) -> str:
-        """Since the call before, and in all; empty before the first byte."""
-        from rich.filesize import decimal
-
+        """Return the rate since the previous call with the total; empty before the first byte."""
         passed = self._gate.passed_bytes
         before_s, before = self._before or (now_s, passed)
         self._before = now_s, passed
         if not passed:
             return ""
         mbps = 8e-6 * (passed - before) / (now_s - before_s) if now_s > before_s else 0.0
-        return f"{mbps:.1f} Mbps ({decimal(passed)})"
+        return f"{mbps:.1f} Mbps ({traffic_words(passed)})"
 
 
 def doing_words(doing: Doing) -> str:
-    """Which part of a run's work is this machine's."""
-    share = f"  {doing.samples} of {doing.batch} samples a step" if doing.batch else ""
+    """Describe the peer's part of a run: layers, step and share of the samples."""
+    share = f"  {doing.samples} of {doing.batch} samples per step" if doing.batch else ""
     step = f"step {doing.step:,}/{doing.num_steps:,}"
     return f"{doing.run_id}  layers {doing.layers}  {step}{share}"

@@ -1,4 +1,4 @@
-"""`swarm-ft backup`: copy a coordinator's files while it runs."""
+"""The command `swarm-ft backup`, which copies a coordinator's files while it runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import click
 from swarm_ft.api.swarm_keys import keys_folder
 from swarm_ft.cli.keys import journal_option
 from swarm_ft.cli.options import examples, json_flag, log_option
+from swarm_ft.protocol.spec.sizes import size_words
 
 
 @click.command(
-    short_help="Copy a coordinator's files, while it runs.",
+    short_help="Copy a coordinator's files while it runs.",
     epilog=examples(
         "swarm-ft backup /backups/swarm-2026-11-28",
         "swarm-ft coordinator --journal /backups/swarm-2026-11-28/swarm-ft-coordinator.db",
@@ -24,13 +25,11 @@ from swarm_ft.cli.options import examples, json_flag, log_option
 @json_flag
 @log_option
 def backup(folder: Path, journal: str, as_json: bool) -> None:
-    """Copy the journal, the tokens of its runs, and the swarm's keys and members to a new FOLDER.
+    """Copy a coordinator's journal, tokens, keys and members to a new FOLDER.
 
-    A coordinator starts from the copy as it is. FOLDER holds the swarm's private keys: keep it
-    where nobody else can read it.
+    A coordinator can start from the copy without changes. FOLDER holds the swarm's private keys,
+    so keep it where nobody else can read it.
     """
-    from rich.filesize import decimal
-
     from swarm_ft.coordinator.journal.backup import back_up
 
     made = back_up(Path(journal), keys_folder(journal), folder)
@@ -45,5 +44,5 @@ def backup(folder: Path, journal: str, as_json: bool) -> None:
         click.echo(json.dumps(fields))
         return
     keys = "" if made.num_members is None else f", keys and {made.num_members} members"
-    click.echo(f"copied {made.num_runs} runs{keys}, {decimal(made.total_bytes)}, to {folder}")
-    click.echo(f"start from it: swarm-ft coordinator --journal {made.journal}")
+    click.echo(f"copied {made.num_runs} runs{keys}, {size_words(made.total_bytes)}, to {folder}")
+    click.echo(f"to start from the copy: swarm-ft coordinator --journal {made.journal}")

@@ -1,4 +1,4 @@
-"""`swarm-ft bench`: what this machine can do. Knows options and output, measures nothing itself."""
+"""The command `swarm-ft bench`: its options and output. `codec_speed` measures."""
 
 from __future__ import annotations
 
@@ -21,43 +21,53 @@ if TYPE_CHECKING:
     from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 _MAX_VALUES = 1 << 28
-"""A gigabyte of float32; several such tensors are alive at once."""
+"""Largest number of values in a tensor: a gigabyte of float32, and several are alive at once."""
 
 
 @click.group(cls=CommandGroup, epilog=examples("swarm-ft bench codec --codecs aq4,aq2+z"))
 def bench() -> None:
-    """Measure what this machine can do."""
+    """Measure the speed of this machine."""
 
 
 @bench.command(
-    short_help="Time codecs on this machine.",
+    short_help="Measure the speed of codecs.",
     epilog=examples(
         "swarm-ft bench codec",
         "swarm-ft bench codec --codecs aq4,aq2+z --shapes 1024x1600 --json",
-        "swarm-ft bench codec --reference     the plain torch specification beside it",
+        "swarm-ft bench codec --reference     compare with plain torch",
     ),
 )
-@click.option("--codecs", metavar="SPECS", help="Codecs, with commas.  [default: one of each]")
+@click.option(
+    "--codecs",
+    metavar="SPECS",
+    help="Codecs to measure, separated by commas.  [default: one of each kind]",
+)
 @click.option(
     "--shapes",
     default="1024x1600,2048x4096",
     show_default=True,
     metavar="TOKENSxCHANNELS",
-    help="Of the tensors, with commas.",
+    help="Shapes of the tensors, separated by commas.",
 )
 @click.option(
-    "--repeats", default=9, show_default=True, type=click.IntRange(1), help="Medians of so many."
+    "--repeats",
+    default=9,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of measurements; the result is their median.",
 )
-@click.option("--reference", is_flag=True, help="Time the plain torch specification too; slow.")
+@click.option(
+    "--reference", is_flag=True, help="Measure the reference kernels in plain torch too; slow."
+)
 @json_flag
 def codec(codecs: str | None, shapes: str, repeats: int, reference: bool, as_json: bool) -> None:
-    """Time codecs, one thread, against a copy of the same tensor in the same run."""
+    """Measure the speed of codecs on one thread, relative to a copy of the same tensor."""
     specs, parsed_shapes = _specs(codecs), _shapes(shapes)
 
     from swarm_ft.cli.codec_speed import cuda_name, devices_here, measure
 
-    here = devices_here()
-    rows = measure(specs, parsed_shapes, devices=here, repeats=repeats, reference=reference)
+    devices = devices_here()
+    rows = measure(specs, parsed_shapes, devices=devices, repeats=repeats, reference=reference)
     if as_json:
         document = {"cuda": cuda_name(), "threads": 1, "rows": [asdict(row) for row in rows]}
         click.echo(json.dumps(document))
@@ -68,7 +78,7 @@ def codec(codecs: str | None, shapes: str, repeats: int, reference: bool, as_jso
     for _, of_one_shape in itertools.groupby(rows, lambda row: (row.tokens, row.channels)):
         Console().print(_table(list(of_one_shape)))
     if cuda_name() is None:
-        click.echo("No CUDA device here, so there are no rows of the Triton kernels.")
+        click.echo("no CUDA device found: the Triton kernels were not measured")
 
 
 def _specs(codecs: str | None) -> list[CodecSpec]:
@@ -92,7 +102,7 @@ def _shapes(text: str) -> list[tuple[int, int]]:
 
 
 def _table(rows: list[SpeedRow]) -> Table:
-    """The rows of one shape."""
+    """Return the table of one shape's rows."""
     from rich.table import Table
 
     shape = f"{rows[0].tokens} x {rows[0].channels}"

@@ -1,4 +1,4 @@
-"""`swarm-ft clean`: delete the files that swarm-ft stored on this machine."""
+"""The command `swarm-ft clean`, which deletes the files of swarm-ft on this machine."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from swarm_ft.api.peer_home import CACHES, LOCK_FILE, homes, lock_home
 from swarm_ft.cli.defaults import defaults_file
 from swarm_ft.cli.options import examples
 from swarm_ft.errors import BadOption
+from swarm_ft.protocol.spec.sizes import size_words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,9 +24,9 @@ class StoredPath:
     """A file or a folder that the command deletes.
 
     Attributes:
-        path: its place.
-        purpose: its contents, for people.
-        num_bytes: its size on the disk, all files of a folder together.
+        path: Path of the file or folder.
+        purpose: Description of its contents, for people.
+        num_bytes: Size on the disk in bytes, of all files of a folder together.
     """
 
     path: Path
@@ -34,11 +35,11 @@ class StoredPath:
 
 
 @click.command(
-    short_help="Delete the files that swarm-ft stored here.",
+    short_help="Delete the files of swarm-ft on this machine.",
     epilog=examples(
         "swarm-ft clean --dry-run     list them",
-        "swarm-ft clean               delete the caches of peers that do not run",
-        "swarm-ft clean --all         keys and defaults too, before you uninstall",
+        "swarm-ft clean               delete the caches of peers that are not running",
+        "swarm-ft clean --all         delete keys and defaults too, before you uninstall",
     ),
 )
 @click.option(
@@ -47,54 +48,55 @@ class StoredPath:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     multiple=True,
     metavar="DIR",
-    help="A folder that a peer had as its --buffer-dir. May be repeated.",
+    help="A peer's --buffer-dir, to clean as well. May be repeated.",
 )
 @click.option("--all", "with_keys", is_flag=True, help="Delete keys and defaults too.")
-@click.option("--dry-run", is_flag=True, help="List the files, and delete none.")
+@click.option("--dry-run", is_flag=True, help="List the files without deleting them.")
 @click.option("--yes", "-y", "is_confirmed", is_flag=True, help="Do not ask for confirmation.")
 def clean(
     extra_homes: tuple[Path, ...], *, with_keys: bool, dry_run: bool, is_confirmed: bool
 ) -> int:
     """Delete the caches of this user's peers: buffers, work, backups, models.
 
-    A peer that runs keeps its folder. A journal, a swarm's keys and results stay; they lie where
-    you put them.
+    The command skips the folders of running peers. It never deletes a coordinator's journal, a
+    swarm's keys, or results.
     """
     with ExitStack() as locks:
         found, has_running = _stored_paths(extra_homes, locks, with_keys=with_keys)
         for one in found:
-            click.echo(f"{_size(one.num_bytes):>9}  {one.path}  ({one.purpose})")
+            click.echo(f"{size_words(one.num_bytes):>10}  {one.path}  ({one.purpose})")
         if not found:
             click.echo("nothing to delete")
         elif not dry_run:
             if not is_confirmed:
                 _confirm(with_keys=with_keys)
-            locks.close()  # Windows deletes no file that is open
+            locks.close()  # Windows cannot delete an open file.
             _delete(found)
-            click.echo(f"deleted {_size(sum(one.num_bytes for one in found))}")
+            click.echo(f"deleted {size_words(sum(one.num_bytes for one in found))}")
     if with_keys and not dry_run and not has_running:
-        click.echo(f"The program itself: {Path(sys.executable).parent / 'pip'} uninstall swarm-ft")
+        pip = Path(sys.executable).parent / "pip"
+        click.echo(f"to uninstall the program: {pip} uninstall swarm-ft")
     return 1 if has_running and not dry_run else 0
 
 
 def _stored_paths(
     extra_homes: Sequence[Path], locks: ExitStack, *, with_keys: bool
 ) -> tuple[list[StoredPath], bool]:
-    """Find what can be deleted; the locks keep peers from starting in these folders.
+    """Find the files to delete; `locks` keeps peers from starting in these folders.
 
     Returns:
-        The files and folders, and whether a running peer keeps any.
+        The files and folders, and whether the command skipped a running peer's folder.
     """
     for home in extra_homes:
         if not (home / LOCK_FILE).exists():
-            raise BadOption(f"--buffer-dir {home}: expected the folder of a peer, got another one")
+            raise BadOption(f"--buffer-dir {home}: expected a peer's folder, got another one")
     found: list[StoredPath] = []
     has_running = False
     for home in [*_default_homes(), *extra_homes]:
         claimed = lock_home(home)
         if claimed is None:
             has_running = True
-            click.echo(f"a peer that runs uses {home}; stop it first: swarm-ft peer drain")
+            click.echo(f"skipped {home}: its peer is running; stop it with 'swarm-ft peer drain'")
             continue
         locks.callback(claimed.close)
         found += _stored_in(home, with_keys=with_keys)
@@ -119,7 +121,7 @@ def _stored_in(home: Path, *, with_keys: bool) -> Iterator[StoredPath]:
 def _of_user() -> Iterator[StoredPath]:
     places = {
         state_folder(): "keys of clients and relays; a new key needs a new invitation",
-        defaults_file(): "defaults of options",
+        defaults_file(): "your defaults of options",
     }
     return (_stored(path, purpose) for path, purpose in places.items() if path.exists())
 
@@ -129,14 +131,14 @@ def _stored(path: Path, purpose: str) -> StoredPath:
 
 
 def _confirm(*, with_keys: bool) -> None:
-    """Ask whether to go on.
+    """Request a confirmation at the terminal.
 
     Raises:
-        BadOption: nobody can answer.
+        BadOption: Standard input is not a terminal.
     """
     if not sys.stdin.isatty():
-        raise BadOption("--yes: expected it where standard input is no terminal")
-    keys = "; this machine then needs a new invitation" if with_keys else ""
+        raise BadOption("--yes: expected this option, as standard input is not a terminal")
+    keys = " (this machine will need a new invitation)" if with_keys else ""
     click.confirm(f"Delete these files{keys}?", abort=True)
 
 
@@ -151,11 +153,3 @@ def _delete(found: Sequence[StoredPath]) -> None:
 def _bytes_in(path: Path) -> int:
     files = path.rglob("*") if path.is_dir() else (path,)
     return sum(file.lstat().st_size for file in files if not file.is_dir())
-
-
-def _size(num_bytes: int) -> str:
-    """Return a size as Hugging Face's tools print it: `1.2G`, `47.0M`, `512`."""
-    for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "K")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.1f}{letter}"
-    return str(num_bytes)

@@ -1,4 +1,4 @@
-"""`swarm-ft client`: submit a job, come back to it, end it."""
+"""The commands `swarm-ft client`, which submit, watch and cancel jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ swarm_options = stack(way_in(), log_option)
 
 @click.group(cls=CommandGroup)
 def client() -> None:
-    """Submit a job to a swarm, watch it, try and fetch its result."""
+    """Train a model in a swarm, and fetch the result."""
 
 
 client.add_command(preview)
@@ -44,6 +44,7 @@ client.add_command(preview)
 
 @client.command(
     cls=GroupedCommand,
+    short_help="Fine-tune a model in a swarm.",
     epilog=examples(
         "swarm-ft client train --model gpt2 --dataset notes.txt --invite @invitation.txt",
         "swarm-ft client train --model ./qwen2 --dataset chats.jsonl --invite @invitation.txt",
@@ -57,14 +58,14 @@ client.add_command(preview)
     "--detach",
     "detaches",
     is_flag=True,
-    help="Leave when the job is submitted; `client attach` fetches what comes of it.",
+    help="Exit once the job is submitted; `client attach` returns to it.",
 )
 @swarm_options
 def train(options: JobOptions, detaches: bool, way: WayIn) -> None:
-    """Fine-tune a model; Ctrl-C detaches, and the run goes on.
+    """Fine-tune a model in a swarm; Ctrl-C detaches, and the run goes on.
 
-    JOB.yaml holds options by their names, or by axolotl's (base_model, datasets, sequence_len,
-    ...); options given here override it.
+    JOB.yaml sets options by their names here or in axolotl (base_model, datasets, sequence_len,
+    ...). Options of the command line override it.
     """
     from swarm_ft.client.data.stored import check_data
     from swarm_ft.stage.names import check_model_place
@@ -72,28 +73,31 @@ def train(options: JobOptions, detaches: bool, way: WayIn) -> None:
     check_model_place(options.model)
     for path in filter(None, (*options.datasets, options.evaluation.eval_dataset)):
         check_data(path)
-    show_start("reading the model and the data; the libraries for them take some seconds")
+    show_start("reading the model and the data; libraries take some seconds to load")
     load("swarm_ft.api.training", "swarm_ft.discovery.dht")
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
-        with reading_bar() as listener:  # its words come before what is imported now
+        with reading_bar() as listener:  # Show the bar before the imports, which take seconds.
             from swarm_ft.api.training import begun, read
 
             job = await read(options, listener)
-        told = who_sees(is_encrypted=way.invite is not None)
-        return await begun(swarm, job, options, told=told)
+        return await begun(swarm, job, options, told=who_sees(is_encrypted=way.invite is not None))
 
-    run_async(lambda: _see_through(begin, options.outputs, way, detaches=detaches))
+    run_async(lambda: _run_to_end(begin, options.outputs, way, detaches=detaches))
 
 
 def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
-    """What becomes of a job's data, in words."""
-    others = "nobody else, for links are encrypted" if is_encrypted else "whoever sees the network"
+    """Describe who can read a job's data."""
+    links = (
+        "Links are encrypted."
+        if is_encrypted
+        else "Links are not encrypted: the network can read them."
+    )
     return (
-        "who sees your text: the coordinator, which keeps it until the run is over, and whoever "
-        "hosts the first or the last stage",
-        "peers see activations, from which whoever has the model can recover text, and their "
-        f"layers' weights; {others}",
+        "who sees your text: the coordinator, which stores it until the run is over, and the peers "
+        "with the first and the last stage",
+        "Peers see activations (with the model, text can be recovered from them) and their layers' "
+        f"weights. {links}",
     )
 
 
@@ -103,7 +107,11 @@ def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
     )
 )
 @run_option
-@click.option("--model", metavar="DIR|HUB_ID", help="The model, if not where the run says.")
+@click.option(
+    "--model",
+    metavar="DIR|HUB_ID",
+    help="The run's model, if it lies at another place on this machine.",
+)
 @takes("outputs", Outputs)
 @swarm_options
 def attach(
@@ -112,8 +120,8 @@ def attach(
     outputs: Outputs,
     way: WayIn,
 ) -> None:
-    """Come back to a run: watch it to its end and fetch the result."""
-    show_start("looking for the run; libraries take some seconds")
+    """Return to a run: watch it to its end, and fetch the result."""
+    show_start("looking for the run; libraries take some seconds to load")
     load("swarm_ft.client.train", "swarm_ft.discovery.dht")
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
@@ -121,7 +129,7 @@ def attach(
 
         return await attach_to(swarm, run_name, model)
 
-    run_async(lambda: _see_through(begin, outputs, way))
+    run_async(lambda: _run_to_end(begin, outputs, way))
 
 
 client.add_command(generate)
@@ -133,7 +141,7 @@ client.add_command(generate)
 @run_option
 @swarm_options
 def cancel(run_name: str | None, way: WayIn) -> None:
-    """End a run; what it trained is lost."""
+    """Cancel a run; its training so far is lost."""
     show_start("looking for the run")
 
     async def work() -> None:
@@ -149,14 +157,14 @@ def cancel(run_name: str | None, way: WayIn) -> None:
 # ---- parts
 
 
-async def _see_through(
+async def _run_to_end(
     begin: Callable[[SwarmClient], Awaitable[WatchedRun]],
     outputs: Outputs,
     way: WayIn,
     *,
     detaches: bool = False,
 ) -> None:
-    """Begin, or find, a run and watch it until it is reported on, or a stop signal detaches."""
+    """Begin or find a run, and watch it until its report or until a stop signal detaches."""
     from swarm_ft.client.job import check_outputs
 
     check_outputs(outputs)
@@ -166,12 +174,12 @@ async def _see_through(
     if report is not None:
         conclude(report, outputs.json_file)
         return
-    click.echo("detached; the run goes on. Come back by")
+    click.echo("detached; the run goes on. To return to it:")
     click.echo(f"  swarm-ft client attach --run {run.run_id} {way}")
 
 
 async def _report_of(run: WatchedRun, outputs: Outputs) -> RunReport | None:
-    """The report; or None, once a stop signal detached this client from the run."""
+    """Return the run's report, or None if a stop signal detached this client."""
     command = asyncio.current_task()
     fetching = asyncio.ensure_future(run.fetch(outputs))
     on_stop_signal(fetching.cancel)
@@ -179,14 +187,14 @@ async def _report_of(run: WatchedRun, outputs: Outputs) -> RunReport | None:
     await asyncio.wait([fetching])
     if fetching.cancelled():
         return None
-    if command is not None:  # the run is over, and nothing is left to detach from
+    if command is not None:  # The run is over, so a signal now stops the command.
         on_stop_signal(command.cancel)
     fetching.result()
     return run.report(outputs)
 
 
 def conclude(report: RunReport, json_file: Path | None) -> None:
-    """Show the report and write it down."""
+    """Print the report, and write it to a file if one is named."""
     from rich.console import Console
 
     report.print_summary(Console(highlight=False))

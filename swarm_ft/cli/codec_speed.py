@@ -1,6 +1,6 @@
-"""How fast codecs are on this machine, against a copy of the same tensor in the same run.
+"""The speed of codecs on this machine, relative to a copy of the same tensor.
 
-Knows the clock and what a row is; knows no options and no output.
+`bench` has the options and the output.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ DEFAULT_CODECS = (
 )
 _GIGA = 1e9
 _CHANNELS_A_DIRECTION = 16
-"""Where codes go along directions: about what changes of activations have (docs/quality.md)."""
+"""Channels per learned direction, about as for changes of activations (docs/quality.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedRow:
-    """One codec on one backend at one shape.
+    """The speed of one codec on one backend at one shape.
 
     Attributes:
-        encode_gb_s, decode_gb_s: gigabytes of float32 tensor a second, the median of the repeats.
-        encode_ratio, decode_ratio: of the speed at which the same tensor is copied.
-        bits_a_value: of the encoded tensor with its header.
-        error: of what is decoded, relative to what was encoded or, for deltas, to the change.
+        encode_gb_s, decode_gb_s: Gigabytes of float32 tensor per second, the median of repeats.
+        encode_ratio, decode_ratio: Speed relative to a copy of the same tensor.
+        bits_a_value: Bits per value of the encoded tensor, with its header.
+        error: Norm of the decoding error, relative to the tensor or, for deltas, to the change.
     """
 
     codec: str
@@ -62,11 +62,14 @@ def measure(
     repeats: int,
     reference: bool = False,
 ) -> Iterator[SpeedRow]:
-    """Rows for all of these, on one thread.
+    """Measure all codecs at all shapes on one thread.
 
     Args:
-        shapes: of (tokens, channels).
-        reference: time the plain torch specification of the kernels too.
+        specs: Codecs.
+        shapes: Shapes of the tensors, (tokens, channels).
+        devices: Devices of the tensors.
+        repeats: Measurements of each row.
+        reference: Whether to measure the reference kernels in plain torch too.
     """
     torch.set_num_threads(1)
     for device in devices:
@@ -78,12 +81,12 @@ def measure(
 
 
 def devices_here() -> list[torch.device]:
-    """The CPU, and a GPU if there is one."""
+    """Return the CPU, and the GPU if this machine has one."""
     return [torch.device(name) for name in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]]
 
 
 def cuda_name() -> str | None:
-    """The name of the GPU among them; None if there is none."""
+    """Return the name of the GPU; None without one."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
@@ -93,7 +96,7 @@ def _backends(device: torch.device, reference: bool) -> list[Kernels]:
 
 
 def _sample(tokens: int, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A tensor whose channels spread over three octaves, and one that is a tenth away from it."""
+    """Draw a tensor whose channels spread over three octaves, and another one a tenth away."""
     generator = torch.Generator().manual_seed(0)
     widths = torch.exp2(torch.randn(channels, generator=generator))
     x = torch.randn(tokens, channels, generator=generator) * widths
@@ -101,10 +104,8 @@ def _sample(tokens: int, channels: int, device: torch.device) -> tuple[Tensor, T
     return x.to(device), base.to(device)
 
 
-def _along_what_it_learned(
-    codec: DirectionalCodec, x: Tensor, base: Tensor
-) -> tuple[Codec, Tensor, Tensor]:
-    """The codec with a basis, and tensors of its kind: what varies does along few directions."""
+def _with_basis(codec: DirectionalCodec, x: Tensor, base: Tensor) -> tuple[Codec, Tensor, Tensor]:
+    """Return the codec with a basis, and tensors that vary along few directions."""
     generator = torch.Generator().manual_seed(1)
     tokens, channels = x.shape
     count = max(1, channels // _CHANNELS_A_DIRECTION)
@@ -118,9 +119,9 @@ def _along_what_it_learned(
 
 def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) -> SpeedRow:
     if isinstance(codec, DirectionalCodec):
-        codec, x, base = _along_what_it_learned(codec, x, base)
+        codec, x, base = _with_basis(codec, x, base)
     against = base if codec.spec.is_delta else None
-    encoded = codec.encode(x, against)  # compiles what is not compiled yet
+    encoded = codec.encode(x, against)  # The first call compiles kernels.
     decoded = codec.decode(encoded, against, device=x.device)
     copy = torch.empty_like(x)
     encode_s, decode_s, copy_s = _median_seconds(
@@ -148,7 +149,7 @@ def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) 
 def _median_seconds(
     repeats: int, device: torch.device, *works: Callable[[], object]
 ) -> list[float]:
-    """Of each work, all of them in turn in every repeat, so that noise meets all alike."""
+    """Measure each work; every repeat runs all of them in turn, so that noise hits all alike."""
     taken: list[list[float]] = [[] for _ in works]
 
     def wait() -> None:

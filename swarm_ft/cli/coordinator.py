@@ -1,4 +1,4 @@
-"""`swarm-ft dht` and `swarm-ft coordinator`: where a swarm meets, and who plans and commits."""
+"""The commands `swarm-ft dht` and `swarm-ft coordinator`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Run a DHT node for others to start from.",
+    short_help="Run a DHT node.",
     epilog=examples(
         "swarm-ft dht",
         "swarm-ft dht --host-maddrs /ip4/0.0.0.0/tcp/31337 --identity-path dht.key",
@@ -47,15 +47,20 @@ if TYPE_CHECKING:
     default=("/ip4/127.0.0.1/tcp/0",),
     show_default=True,
     metavar="MADDR",
-    help="Where to listen; /ip4/0.0.0.0/tcp/31337 for all interfaces.",
+    help="Address to listen on; /ip4/0.0.0.0/tcp/31337 for all interfaces. May be repeated.",
 )
-@click.option("--announce-maddrs", multiple=True, metavar="MADDR", help="What others should use.")
+@click.option(
+    "--announce-maddrs",
+    multiple=True,
+    metavar="MADDR",
+    help="Address that others use, if it differs. May be repeated.",
+)
 @click.option(
     "--identity-path",
     metavar="FILE",
-    help="Private key file; made if absent, keeps the address stable.",
+    help="File of the node's private key, created if absent. With it the node's address stays.",
 )
-@click.option("--write-addresses", metavar="FILE", help="Also write the addresses to a file.")
+@click.option("--write-addresses", metavar="FILE", help="Write the addresses to this file, too.")
 @json_flag
 @log_option
 @log_format_option
@@ -67,7 +72,7 @@ def dht(
     write_addresses: str | None,
     as_json: bool,
 ) -> None:
-    """Run a DHT node for others to start from, until Ctrl-C."""
+    """Run a DHT node, through which a swarm without keys finds its members."""
     if write_addresses and not Path(write_addresses).absolute().parent.is_dir():
         raise BadOption(f"--write-addresses {write_addresses}: its directory does not exist")
 
@@ -89,136 +94,141 @@ def dht(
 
 def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_json: bool) -> None:
     if write_addresses:
-        # Renamed into place, so that whoever waits for the file never reads half of it.
+        # Rename the file into place, so that a reader never sees half of it.
         partial = Path(write_addresses + ".partial")
         partial.write_text("\n".join(addresses) + "\n", encoding="utf-8")
         partial.replace(write_addresses)
     if as_json:
         click.echo(json.dumps({"addresses": list(addresses)}))
     else:
-        click.echo("this DHT node is up; others join it with one of")
+        click.echo("the DHT node is running; others join it with one of")
         for address in addresses:
             click.echo(f"  --initial-peers {address}")
 
 
 @click.command(
+    short_help="Run a swarm's coordinator.",
     epilog=examples(
         "swarm-ft init && swarm-ft coordinator",
         "swarm-ft coordinator --host 0.0.0.0 --port 7000 --announce coordinator.example.org",
         "swarm-ft coordinator --insecure",
-    )
+    ),
 )
 @initial_peers_option
 @dht_prefix_option
-@takes("listening", Listening)
+@takes(
+    "listening",
+    Listening,
+    instead={"host": "127.0.0.1, this machine only", "port": "the last one, or any free one"},
+)
 @click.option(
     "--journal",
     default=JOURNAL,
     show_default=True,
     metavar="FILE",
-    help="SQLite file that holds all runs, with their data beside it in FILE.tokens; start again "
-    "with the same one to go on with them.",
+    help="SQLite database of all runs; their data lies beside it in FILE.tokens. A coordinator "
+    "that starts with the same journal continues its runs.",
 )
 @click.option(
     "--queue-hours",
     default=24.0,
     show_default=True,
     type=click.FloatRange(min=0, min_open=True),
-    help="How long a job that no peers can host waits for some; others pass it by meanwhile.",
+    help="Hours that a job waits for peers that can host it. Other jobs may start meanwhile.",
 )
 @click.option(
     "--result-hours",
     default=168.0,
     show_default=True,
     type=click.FloatRange(min=0, min_open=True),
-    help="How long peers keep a finished run's result for its client.",
+    help="Hours that peers keep a finished run's result for its client.",
 )
 @click.option(
     "--max-queued-per-client",
     default=4,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Jobs of one client that may wait for their turn.",
+    help="Maximum number of queued jobs per client.",
 )
 @click.option(
     "--max-job-size",
     default="1GiB",
     show_default=True,
     type=ByteSize(),
-    help="Token ids of one job, 4 bytes each.",
+    help="Maximum size of one job's token ids, 4 bytes each.",
 )
 @click.option(
     "--max-data-per-client",
     default="4GiB",
     show_default=True,
     type=ByteSize(),
-    help="Token ids of all jobs of one client that are not collected or cancelled.",
+    help="Maximum size of the token ids of one client's jobs, until their results are fetched or "
+    "the jobs are cancelled.",
 )
 @click.option(
     "--max-data",
     default="32GiB",
     show_default=True,
     type=ByteSize(),
-    help="Token ids of all clients' jobs.",
+    help="Maximum size of the token ids of all jobs.",
 )
 @click.option(
     "--recording-size",
     default="256MiB",
     show_default=True,
     type=ByteSize(),
-    help="What went into decisions, for 'swarm-ft replay', beside the journal in FILE.recording; "
-    "the oldest goes first. 0 keeps none.",
+    help="Disk for the recording that 'swarm-ft replay' reads, beside the journal in "
+    "FILE.recording. The oldest part is deleted first; 0 records nothing.",
 )
 @snapshots_option
 @click.option(
     "--keepers",
     metavar="N",
     type=click.IntRange(0, 16),
-    help="How many peers keep each stage's snapshots, encrypted, beside those that host it; 0: "
-    "none are kept.  [default: 2 without --snapshots]",
+    help="Number of peers that store encrypted snapshots of each stage, beside the stage's own "
+    "peers; 0 for none.  [default: 2 without --snapshots]",
 )
 @click.option(
     "--moves/--no-moves",
     "moves_layers",
     default=True,
     show_default=True,
-    help="Move layers from peer to peer while a run trains, by a snapshot, where its steps are "
-    "faster then by far.",
+    help="Repartition a running pipeline over a snapshot, if that makes steps much faster.",
 )
 @insecure_option
 @click.option(
     "--open",
     "is_public",
     is_flag=True,
-    help="Let anybody in, as a replica on probation: it hosts only what other peers host too, and "
-    "neither the first nor the last stage. Prints the invitation for all.",
+    help="Let anybody join, as a replica on probation: such a peer hosts only stages that another "
+    "peer hosts too, and never the first or the last one. Prints the public invitation.",
 )
 @click.option(
     "--relay/--no-relay",
     "has_relay",
     default=True,
     show_default=True,
-    help="Join, at this coordinator's port, members that no other way brings together.",
+    help="Relay links between members that cannot reach each other, on the coordinator's port.",
 )
 @click.option(
     "--encrypt-at-rest",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Encrypt tokens, and what the journal says of jobs, with the key in this file, made at "
-    "the first start. Keep it elsewhere than the journal: who has both has all.",
+    help="Encrypt tokens and the journal's job data with the key in this file, created at the "
+    "first start. Keep it away from the journal: both together reveal everything.",
 )
 @click.option(
     "--page",
     metavar="HOST:PORT",
-    help="Address of the web page, which shows and steers all runs. Off this machine, as at "
-    "0.0.0.0:7770, it uses TLS with the swarm's own certificate.  "
-    "[default: 127.0.0.1:7770, or any port]",
+    help="Address of the web page, which shows and steers all runs. On addresses of other "
+    "machines, such as 0.0.0.0:7770, it uses TLS with the swarm's own certificate.  "
+    "[default: 127.0.0.1:7770, or any free port]",
 )
-@click.option("--no-page", is_flag=True, help="Have no page.")
+@click.option("--no-page", is_flag=True, help="Serve no web page.")
 @click.option(
     "--metrics",
     metavar="HOST:PORT",
-    help="Also answer /metrics, /healthz and /readyz here, to whoever asks, in plaintext.",
+    help="Address that serves /metrics, /healthz and /readyz to anybody, in plaintext.",
 )
 @json_flag
 @log_option
@@ -249,19 +259,22 @@ def coordinator(
 ) -> None:
     """Run the coordinator of a swarm, until Ctrl-C.
 
-    It takes the swarm's keys from beside its journal (`swarm-ft init` makes them): all links are
-    encrypted, and nobody takes part who was not invited.
+    It uses the swarm's keys, which `swarm-ft init` creates beside the journal. With keys all links
+    are encrypted, and members need an invitation.
 
-    Without --initial-peers it starts a DHT of its own and prints its address.
+    Without --initial-peers it starts its own DHT and prints the address.
     """
     _check_security(journal, insecure=insecure)
     if insecure:
         listening.check_only_here()
         check_only_here(initial_peers)
     if is_public and not keys_folder(journal).exists():
-        raise BadOption("--open: without keys nobody is kept out; make some with 'swarm-ft init'")
+        raise BadOption(
+            "--open: expected a swarm with keys, since anybody may join one without; create keys "
+            "with 'swarm-ft init'"
+        )
     if page and no_page:
-        raise BadOption("--page, --no-page: give one of the two")
+        raise BadOption("--page, --no-page: expected one of the two, got both")
     show_start("starting the coordinator", as_json=as_json)
 
     from swarm_ft.api.coordinating import Charge, composed, keepers_of
@@ -274,7 +287,7 @@ def coordinator(
     key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
     http = http_places(page, metrics, has_page=not no_page)
 
-    told = Charge(
+    config = Charge(
         journal=journal,
         initial_peers=initial_peers,
         dht_prefix=dht_prefix,
@@ -299,59 +312,65 @@ def coordinator(
 
     async def work() -> None:
         async with AsyncExitStack() as stack:
-            running = await composed(told, stack)
-            _show_coordinator(running, told, as_json=as_json)
+            running = await composed(config, stack)
+            _show_coordinator(running, config, as_json=as_json)
             await running.run()
 
     run_until_stopped(work)
 
 
 def _check_security(journal: str, *, insecure: bool) -> None:
-    """Nothing is plaintext unless it was asked for, and what has keys uses them."""
+    """Refuse plaintext in a swarm with keys, and a swarm without keys unless --insecure is set.
+
+    Raises:
+        BadOption: The keys and the option contradict each other.
+    """
     folder = keys_folder(journal)
     if insecure and folder.exists():
-        raise BadOption(f"--insecure: this swarm has keys, in {folder}; start it without")
+        raise BadOption(
+            f"--insecure: expected a swarm without keys, got keys in {folder}; leave the option out"
+        )
     if not insecure and not folder.exists():
         named = "" if journal == JOURNAL else f" --journal {journal}"
         raise BadOption(
-            f"{folder}: this swarm has no keys yet; make them with 'swarm-ft init{named}', or "
-            "start with --insecure, in plaintext and for this machine alone"
+            f"{folder}: this swarm has no keys yet; create them with 'swarm-ft init{named}', or "
+            "use --insecure for plaintext on this machine only"
         )
 
 
-def _show_coordinator(running: Coordinator, told: Charge, *, as_json: bool) -> None:
+def _show_coordinator(running: Coordinator, config: Charge, *, as_json: bool) -> None:
     public, is_encrypted = running.public, running.enrolment is not None
     if as_json:
-        at_rest = told.sealing_key is not None
-        encrypted = {"encrypted": is_encrypted, "encrypted_at_rest": at_rest}
-        where = {"endpoint": running.endpoint, "addresses": list(running.addresses)}
-        watched = running.watched
-        seen = {
-            "page": watched.address,
-            "page_fingerprint": watched.fingerprint,
-            "metrics": watched.metrics,
+        document = {
+            "endpoint": running.endpoint,
+            "addresses": list(running.addresses),
+            "encrypted": is_encrypted,
+            "encrypted_at_rest": config.sealing_key is not None,
+            "open": public and str(public),
+            "page": running.watched.address,
+            "page_fingerprint": running.watched.fingerprint,
+            "metrics": running.watched.metrics,
         }
-        told_all = {**where, **encrypted, "open": public and str(public), **seen}
-        click.echo(json.dumps(told_all))
+        click.echo(json.dumps(document))
         return
-    click.echo(f"coordinator at {running.endpoint}")
+    click.echo(f"The coordinator is running at {running.endpoint}. Ctrl-C stops it.")
     if running.disk_words:
         click.echo(running.disk_words)
     if public is not None:
-        click.echo(f"anybody becomes a replica on probation with 'swarm-ft serve-stage {public}'")
+        click.echo(f"Anybody can join as a replica on probation: swarm-ft serve-stage {public}")
     _show_watched(running.watched)
     if is_encrypted:
         click.echo("Let others in: run swarm-ft invite")
         return
     for address in running.addresses:
-        click.echo(f"others on this machine join with --insecure --initial-peers {address}")
+        click.echo(f"On this machine others join with --insecure --initial-peers {address}")
 
 
 def _show_watched(watched: Watched) -> None:
     if watched.address:
         click.echo(f"Web page (its address opens once, in one browser): {watched.address}")
     if watched.fingerprint:
-        click.echo("before that compare its certificate's SHA-256 fingerprint in the browser:")
+        click.echo("First compare the SHA-256 fingerprint of its certificate in the browser:")
         click.echo(f"  {watched.fingerprint}")
     if watched.metrics:
-        click.echo(f"metrics at http://{watched.metrics}/metrics")
+        click.echo(f"Metrics: http://{watched.metrics}/metrics")

@@ -1,4 +1,4 @@
-"""Defaults of commands' options, from the user's own file: a section in TOML for each command.
+"""Defaults of options from the user's own file, with one TOML section per command.
 
 [serve-stage]
 memory = "8GiB"
@@ -22,16 +22,20 @@ from swarm_ft.protocol.spec.options import nearest
 
 
 def defaults_file() -> Path:
-    """Where it is, if there is one."""
+    """Return the path of the user's file of defaults, which may not exist."""
     config = os.environ.get("XDG_CONFIG_HOME")
     return (Path(config) if config else Path.home() / ".config") / "swarm-ft.toml"
 
 
 def defaults_for(cli: click.Group, words: Sequence[str]) -> dict[str, Any] | None:
-    """The defaults of the command that a command line begins with, as click takes them.
+    """Return the defaults of the called command, as click's `default_map`; None without any.
+
+    Args:
+        cli: Root of the commands.
+        words: Arguments of the command line.
 
     Raises:
-        BadOption: the file cannot be read, or names what there is not.
+        BadOption: The file cannot be read, or names an unknown command or option.
     """
     path = defaults_file()
     if not path.is_file():
@@ -42,7 +46,7 @@ def defaults_for(cli: click.Group, words: Sequence[str]) -> dict[str, Any] | Non
     if isinstance(command, click.Group):
         return None
     found: dict[str, Any] = {}
-    for section_names in (_ALSO_OF.get(tuple(names), ()), names):
+    for section_names in (_SHARED_SECTIONS.get(tuple(names), ()), names):
         found |= _section(cli, document, section_names, path)
     if not found:
         return None
@@ -51,14 +55,16 @@ def defaults_for(cli: click.Group, words: Sequence[str]) -> dict[str, Any] | Non
     return found
 
 
-_ALSO_OF: Mapping[tuple[str, ...], tuple[str, ...]] = {("client", "preview"): ("client", "train")}
-"""By command, another one of which the defaults count as well: a preview is of its job."""
+_SHARED_SECTIONS: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    ("client", "preview"): ("client", "train")
+}
+"""Second command whose defaults apply as well, by command: a preview shows a job of `train`."""
 
 
 def _section(
     cli: click.Group, document: Mapping[str, Any], names: Sequence[str], path: Path
 ) -> dict[str, Any]:
-    """Values of one section by the parameters of its command; none if there is no such section."""
+    """Return the values of one section by the command's parameters; empty without the section."""
     section: Any = document if names else {}
     for name in names:
         section = _normal(section).get(name, {})
@@ -81,7 +87,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _command(cli: click.Group, words: Sequence[str]) -> tuple[list[str], click.Command]:
-    """The names of the command that is called, and itself; a group, if none is."""
+    """Return the called command with its names, or the innermost group if no command is named."""
     names: list[str] = []
     command: click.Command = cli
     context = click.Context(cli)
@@ -104,7 +110,7 @@ def _check_sections(cli: click.Group, document: Mapping[str, Any], path: Path) -
 
 
 def _normal(section: Mapping[str, Any]) -> dict[str, Any]:
-    """By names as commands and options have them, with dashes."""
+    """Write the names as commands and options have them, with dashes."""
     return {name.replace("_", "-"): value for name, value in section.items()}
 
 
@@ -128,7 +134,7 @@ def _by_parameter(command: click.Command, section: Mapping[str, Any], where: str
 
 
 def _word(param: click.Parameter, value: object) -> object:
-    """A value as click takes it: one of an option that may be given several times is a list."""
+    """Convert a value to click's form: a list for an option that may be repeated."""
     return [str(value)] if getattr(param, "multiple", False) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""`swarm-ft demo`: a whole swarm on this machine, as separate processes, and a job for it."""
+"""The commands `swarm-ft demo`, a whole swarm on this machine, and `swarm-ft sample`."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
 
-# ---- `swarm-ft sample`: the input of the demo, to look at or to train on by hand
+# ---- `swarm-ft sample`: the input of the demo, as files
 
 
 @click.command(
-    short_help="Write the demo's input, to train on by hand.",
+    short_help="Write the demo's model and data to a directory.",
     epilog=examples("swarm-ft sample ./sample"),
 )
 @click.argument("directory")
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
     default=42,
     show_default=True,
     type=click.IntRange(0),
-    help="Draws the model's weights.",
+    help="Seed of the model's weights.",
 )
 @json_flag
 def sample(directory: str, seed: int, as_json: bool) -> None:
-    """Write a small GPT-2-type model and Python's own source text into DIRECTORY."""
+    """Write a small GPT-2 model with random weights, and Python's own source text, to DIRECTORY."""
     from swarm_ft.client.sample import write_sample
 
     made = write_sample(Path(directory), seed=seed)
@@ -81,7 +81,7 @@ def sample(directory: str, seed: int, as_json: bool) -> None:
 
 @click.command(
     cls=GroupedCommand,
-    short_help="Train a model with a whole swarm on this machine.",
+    short_help="Train a model in a whole swarm on this machine.",
     epilog=examples(
         "swarm-ft demo",
         "swarm-ft demo --stages 4 --fw aq3 --bw q6 --epochs 5",
@@ -94,14 +94,14 @@ def sample(directory: str, seed: int, as_json: bool) -> None:
     default=3,
     show_default=True,
     type=click.IntRange(1),
-    help="Parts that the model's layers are shared out in.",
+    help="Number of stages of the pipeline.",
 )
 @click.option(
     "--replicas",
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="Peers that host each stage; with more than one, any of them may die.",
+    help="Number of peers per stage. With two or more, any peer may crash.",
 )
 @declared_options(JobOptions, instead=SAMPLE)
 @takes("buffers", BufferOptions)
@@ -110,17 +110,17 @@ def demo(
     stages: int,
     replicas: int,
     buffers: BufferOptions,
-    **given: Any,
+    **values: Any,
 ) -> None:
-    """Start a coordinator and stage peers here, and fine-tune a model with them.
+    """Start a coordinator and peers on this machine, and fine-tune a model with them.
 
-    It makes the swarm's keys itself, and all links are encrypted. Needs no GPU and no network. The
-    processes' logs are kept beside the result.
+    The demo creates the swarm's keys, and all links are encrypted. It needs no GPU and no network.
+    The logs of the processes stay beside the result.
     """
-    show_start("reading the model and the data; the libraries for them take some seconds")
+    show_start("reading the model and the data; libraries take some seconds to load")
     load("swarm_ft.client.job")
     with reading_bar() as listener:
-        job, options = _prepare(stages, given, listener)
+        job, options = _prepare(stages, values, listener)
     work_dir = _work_dir(options.outputs.out)
     buffers = replace(buffers, directory=buffers.directory or work_dir / "buffers")
 
@@ -138,18 +138,19 @@ def _work_dir(out: Path) -> Path:
     return named.with_name(named.name + "-demo")
 
 
-# ---- before anything is started
+# ---- before the first process starts
 
 
-def _prepare(stages: int, given: dict[str, Any], listener: Listener) -> tuple[Job, JobOptions]:
-    """Make what is missing, and check everything; no files are left if it comes to nothing."""
+def _prepare(stages: int, values: dict[str, Any], listener: Listener) -> tuple[Job, JobOptions]:
+    """Write missing inputs and check the job; leave no files behind if a check fails."""
     from swarm_ft.client.job import check_outputs, prepare_job
 
-    asked = asked_for(given)
-    check_outputs(asked.outputs)
-    made = _first_missing(_work_dir(asked.outputs.out))
+    requested = asked_for(values)
+    check_outputs(requested.outputs)
+    work_dir = _work_dir(requested.outputs.out)
+    made = _first_missing(work_dir)
     try:
-        options = with_sample(asked, _work_dir(asked.outputs.out) / "input")
+        options = with_sample(requested, work_dir / "input")
         layers_to_share(options, stages)
         job = prepare_job(options, listener)
     except (BadInput, KeyboardInterrupt):
@@ -160,7 +161,7 @@ def _prepare(stages: int, given: dict[str, Any], listener: Listener) -> tuple[Jo
 
 
 def _first_missing(path: Path) -> Path | None:
-    """The outermost directory that making `path` would make; None if it is there."""
+    """Return the outermost directory that creating `path` would create; None if `path` exists."""
     whole = path.absolute()
     return next((p for p in (*reversed(whole.parents), whole) if not p.exists()), None)
 
@@ -171,7 +172,7 @@ def _first_missing(path: Path) -> Path | None:
 async def _train_here(
     peers: Mapping[str, str], buffers: BufferOptions, job: Job, options: JobOptions
 ) -> None:
-    """Start everybody, train, report, and end everybody, whatever happens."""
+    """Start the swarm, train, print the report, and always stop the swarm."""
     work_dir = _work_dir(options.outputs.out)
     from swarm_ft.api.processes import CLIENT_KEY, JOURNAL, ProcessSwarm, forget, start_swarm
 
@@ -182,26 +183,26 @@ async def _train_here(
         f"starting a coordinator and {len(peers)} peers; logs: {work_dir / 'logs'}", err=True
     )
     try:
-        with spinner("waiting for them to find each other"):
+        with spinner("starting the processes"):
             way = await start_swarm(swarm, peers, buffers, work_dir, model=options.model)
-        click.echo(f"see it in a browser, while it lasts: {swarm.page}", err=True)
+        click.echo(f"web page of the swarm, until the demo ends: {swarm.page}", err=True)
         async with connected(way, keys / CLIENT_KEY) as client:
-            with spinner("waiting for them to join the coordinator"):
+            with spinner("waiting for the peers to join the coordinator"):
                 await all_joined(client, len(peers))
             report = await _train(swarm, client, job, options)
         conclude(report, options.outputs.json_file)
     except asyncio.CancelledError:
-        click.echo("taking the swarm down; the logs stay", err=True)
+        click.echo("stopping the swarm; the logs stay", err=True)
         raise
     finally:
-        on_stop_signal(swarm.kill)  # for whoever cannot wait
+        on_stop_signal(swarm.kill)  # A second signal does not wait for the processes.
         await swarm.stop()
 
 
 async def _train(
     swarm: ProcessSwarm, client: SwarmClient, job: Job, options: JobOptions
 ) -> RunReport:
-    """Submit the job and see it through, unless a process of the swarm ends first."""
+    """Submit the job and watch it to its end, unless a process of the swarm ends first."""
     from swarm_ft.client.report import RunProgress
     from swarm_ft.client.train import submit
     from swarm_ft.transport.base import until_one_ends
@@ -209,11 +210,11 @@ async def _train(
     progress = RunProgress(job.spec.train)
     reports: list[RunReport] = []
 
-    async def see_through() -> None:
-        # Peers that share one machine are not as fast as each was when it was measured.
+    async def run_to_end() -> None:
+        # Peers on one machine are slower together than each was in its own measurement.
         run = await submit(client, job, options, progress, forecasts=False)
         await run.fetch(options.outputs)
         reports.append(run.report(options.outputs))
 
-    await until_one_ends(see_through(), swarm.first_loss(progress.message))
+    await until_one_ends(run_to_end(), swarm.first_loss(progress.message))
     return reports[0]

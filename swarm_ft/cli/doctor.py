@@ -1,4 +1,4 @@
-"""`swarm-ft doctor`: whether this machine can join, a line for each thing that could be wrong."""
+"""The command `swarm-ft doctor`, which checks whether this machine can join a swarm."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from swarm_ft.cli.options import examples, json_flag, log_option
 from swarm_ft.cli.running import run_async
 from swarm_ft.errors import BadOption
 from swarm_ft.private_files import HAS_MODES
+from swarm_ft.protocol.spec.sizes import size_words
 from swarm_ft.systems import sync_data
 
 if TYPE_CHECKING:
@@ -37,36 +38,36 @@ if TYPE_CHECKING:
     from swarm_ft.reach.meet import Reach
 
 MIN_MEMORY_BYTES, MIN_DISK_BYTES = 4 << 30, 10 << 30
-"""Below these a peer hosts little, and forgets much."""
+"""Free memory and disk below which a peer hosts few layers and evicts many buffers."""
 MIN_DISK_MB_PER_S = 50.0
-"""Below it buffers that do not fit into memory hold a fast link up."""
+"""Disk speed below which buffers on disk slow a fast link down."""
 LINK_S, ENOUGH_S = 40.0, 2.0
-"""For all of it, and for a transfer that is believed: a shorter one says how TCP begins."""
+"""Seconds of the whole link test, and of one transfer; shorter ones measure TCP's slow start."""
 MAX_TRIED_BYTES, TRIED_S = 64_000_000, 0.5
 PACKAGES = ("torch", "transformers", "grpcio", "numba")
 MIN_MBPS = 10.0
-"""Below it others wait for a peer at each step."""
+"""Link speed below which the other peers wait for this one at each step."""
 ON_THE_WAY = ("coordinator", "swarm", "clock", "version")
-"""Without these the coordinator is not asked how fast the link is."""
+"""Findings that must be good before the link to the coordinator can be measured."""
 MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
 
 
 @click.command(
-    short_help="Say whether this machine can join a swarm.",
+    short_help="Check whether this machine can join a swarm.",
     epilog=examples("swarm-ft doctor @invitation.txt", "swarm-ft doctor --json"),
 )
 @click.argument("invite", required=False, callback=invite_given, metavar="[INVITE]")
 @json_flag
 @log_option
 def doctor(invite: Invite | None, as_json: bool) -> int:
-    """Look for whatever keeps this machine from joining, and say what to do about it.
+    """Check whether this machine can join a swarm, and suggest a remedy for each problem.
 
-    INVITE is not used up. Without it only the machine itself is looked at. Exits with 1 if it
-    cannot join.
+    With INVITE the command also checks the way to the coordinator; this does not use the
+    invitation up. The exit code is 1 if the machine cannot join.
     """
     found: list[Finding] = []
 
-    def tell(finding: Finding) -> None:
+    def report(finding: Finding) -> None:
         found.append(finding)
         if not as_json:
             _show(finding)
@@ -75,14 +76,14 @@ def doctor(invite: Invite | None, as_json: bool) -> int:
         from swarm_ft.reach.doctor import examine_way
 
         for finding in _machine():
-            tell(finding)
+            report(finding)
         if invite is not None:
             async for finding in examine_way(invite):
-                tell(finding)
+                report(finding)
             if not any(
                 finding.verdict == "bad" for finding in found if finding.about in ON_THE_WAY
             ):
-                tell(await examine_link(invite))
+                report(await examine_link(invite))
 
     run_async(work)
     is_fit = all(finding.verdict != "bad" for finding in found)
@@ -99,7 +100,7 @@ def _show(finding: Finding) -> None:
 
 
 def _machine() -> Iterator[Finding]:
-    """What this machine has for a peer."""
+    """Examine the machine itself: packages, device, disk, keys and TCP settings."""
     from swarm_ft.reach.doctor import Finding, Verdict
     from swarm_ft.transport.grpc_options import SETTING, restarts_after_idle
 
@@ -109,21 +110,21 @@ def _machine() -> Iterator[Finding]:
     yield from _keys()
     if restarts_after_idle():
         advice = f"sudo sysctl -w {SETTING}=0"
-        yield Finding("tcp", Verdict.NOTE, "links with a delay are slow after pauses", advice)
+        yield Finding("tcp", Verdict.NOTE, "long links are slow after a pause", advice)
     else:
-        yield Finding("tcp", Verdict.OK, "links are as fast after pauses as before")
+        yield Finding("tcp", Verdict.OK, "links keep their speed after a pause")
 
 
 def _packages() -> Finding:
-    """What a report of a fault has to name."""
+    """List the versions that a bug report has to name."""
     from swarm_ft.reach.doctor import Finding, Verdict
 
     shown = [f"swarm-ft {described_version()}"]
     for name in PACKAGES:
-        with suppress(PackageNotFoundError):  # of a source tree that was not installed
+        with suppress(PackageNotFoundError):  # A source tree need not be installed.
             shown.append(f"{name} {version(name)}")
-    says = f"{', '.join(shown)}, Python {platform.python_version()} on {platform.platform()}"
-    return Finding("packages", Verdict.OK, says)
+    system = f"Python {platform.python_version()} on {platform.platform()}"
+    return Finding("packages", Verdict.OK, f"{', '.join(shown)}, {system}")
 
 
 def _device() -> Finding:
@@ -135,28 +136,28 @@ def _device() -> Finding:
         free_bytes = free_memory_bytes(device)
     except BadOption as error:
         return Finding("device", Verdict.NOTE, describe(device), error.message)
-    says = f"{describe(device)}, {free_bytes / (1 << 30):.1f} GiB free"
+    text = f"{describe(device)}, {size_words(free_bytes)} free"
     unused = _nvidia() if device.type == "cpu" else ""
     if unused:
         advice = "install a build of torch with CUDA: pytorch.org/get-started"
-        return Finding("device", Verdict.NOTE, f"{says}; torch cannot use {unused}", advice)
+        return Finding("device", Verdict.NOTE, f"{text}; torch cannot use {unused}", advice)
     if device.type == "cpu" and has_apple_gpu():
-        advice = "--device mps takes it; it was not tried by this project's tests"
-        return Finding("device", Verdict.NOTE, f"{says}; there is an Apple GPU", advice)
+        advice = "--device mps uses it; this project's tests do not cover it"
+        return Finding("device", Verdict.NOTE, f"{text}; there is an Apple GPU", advice)
     if free_bytes < MIN_MEMORY_BYTES:
-        advice = "a peer hosts few layers with so little"
-        return Finding("device", Verdict.NOTE, says, advice)
-    return Finding("device", Verdict.OK, says)
+        advice = "a peer hosts few layers in so little memory; close other programs"
+        return Finding("device", Verdict.NOTE, text, advice)
+    return Finding("device", Verdict.OK, text)
 
 
 def _nvidia() -> str:
-    """The first GPU of NVIDIA, with its driver, as its own tool tells; empty: none is known."""
+    """Return the first NVIDIA GPU with its driver, from nvidia-smi; empty if none is found."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+        done = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    name, _, driver = told.partition("\n")[0].rpartition(", ")
+    name, _, driver = done.stdout.partition("\n")[0].rpartition(", ")
     return f"{name} (driver {driver})" if name else ""
 
 
@@ -166,23 +167,23 @@ def _disk() -> Finding:
     cache = cache_folder()
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free_bytes = shutil.disk_usage(place).free
-    says = f"{free_bytes / (1 << 30):.1f} GiB free in {place}"
-    advice = "--buffer-dir names another place for buffers"
+    text = f"{size_words(free_bytes)} free in {place}"
+    advice = "--buffer-dir chooses another place for buffers"
     try:
         mb_per_s = written_mb_per_s(place)
     except OSError as error:
         return Finding("disk", Verdict.BAD, f"{place}: {error.strerror}", advice)
-    says = f"{says}, written at {mb_per_s:,.0f} MB/s"
+    text = f"{text}, written at {mb_per_s:,.0f} MB/s"
     if free_bytes >= MIN_DISK_BYTES and mb_per_s >= MIN_DISK_MB_PER_S:
-        return Finding("disk", Verdict.OK, says)
-    return Finding("disk", Verdict.NOTE, says, advice)
+        return Finding("disk", Verdict.OK, text)
+    return Finding("disk", Verdict.NOTE, text, advice)
 
 
 def written_mb_per_s(folder: Path) -> float:
-    """How fast a disk takes what is written, for half a second and 64 MB at most.
+    """Measure a disk's write speed in MB/s, over half a second or 64 MB.
 
     Raises:
-        OSError: it takes nothing.
+        OSError: The folder cannot be written to.
     """
     chunk, written, began_s = os.urandom(1 << 22), 0, time.perf_counter()
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -193,7 +194,7 @@ def written_mb_per_s(folder: Path) -> float:
 
 
 def _keys() -> Iterator[Finding]:
-    """Those that this machine has; one that others read is theirs, too."""
+    """Examine this machine's keys; a key that other users can read is not secret."""
     for path in _key_files():
         yield _key(path)
 
@@ -208,17 +209,17 @@ def _key(path: Path) -> Finding:
     from swarm_ft.reach.doctor import Finding, Verdict
 
     if HAS_MODES and path.stat().st_mode & 0o077:
-        return Finding("key", Verdict.BAD, f"others may read {path}", f"chmod 600 {path}")
+        return Finding("key", Verdict.BAD, f"other users can read {path}", f"chmod 600 {path}")
     try:
         name = name_of(key_at(path).public_key())
     except BadOption as error:
-        advice = "move it away, and ask for another invitation: a new key is made then"
+        advice = "move the file away and request a new invitation; joining creates a new key"
         return Finding("key", Verdict.BAD, error.message, advice)
     return Finding("key", Verdict.OK, f"{name}, in {path}")
 
 
 async def examine_link(invite: Invite) -> Finding:
-    """How fast it is to the coordinator, and from there; takes some seconds, 45 MB at most."""
+    """Measure the speed to and from the coordinator, in some seconds and 45 MB at most."""
     from swarm_ft.errors import BadInvite, NotAllowed, SwarmError
     from swarm_ft.reach.doctor import Finding, Verdict
 
@@ -228,17 +229,17 @@ async def examine_link(invite: Invite) -> Finding:
     except (BadInvite, NotAllowed) as error:
         return Finding("invitation", Verdict.BAD, error.message)
     except (SwarmError, TimeoutError) as error:
-        says = f"not measured: {error or f'it takes more than {LINK_S:g} s'}"
-        return Finding("link", Verdict.NOTE, says, "try again later")
-    says = f"{up_mbps:,.1f} Mbps to the coordinator, {down_mbps:,.1f} from there"
+        text = f"not measured: {error or f'it took more than {LINK_S:g} s'}"
+        return Finding("link", Verdict.NOTE, text, "try again later")
+    text = f"{up_mbps:,.1f} Mbps to the coordinator, {down_mbps:,.1f} from there"
     if min(up_mbps, down_mbps) >= MIN_MBPS:
-        return Finding("link", Verdict.OK, says)
-    advice = "others wait for a slow peer: a cable in place of Wi-Fi, and no other uploads, help"
-    return Finding("link", Verdict.NOTE, says, advice)
+        return Finding("link", Verdict.OK, text)
+    advice = "other peers wait for a slow one; use a cable instead of Wi-Fi, and stop other uploads"
+    return Finding("link", Verdict.NOTE, text, advice)
 
 
 async def _measured_mbps(invite: Invite) -> tuple[float, float]:
-    """With a key of this machine's: an invitation that it used up lets it in again."""
+    """Measure with a key of this machine, which a used-up invitation still admits."""
     from swarm_ft.errors import BadInvite, NotAllowed
     from swarm_ft.identity.keys import new_key
 
@@ -252,7 +253,7 @@ def _own_keys() -> Iterator[PrivateKey]:
     from swarm_ft.identity.keys import key_at
 
     for path in _key_files():
-        with suppress(BadOption):  # `_key` told of it
+        with suppress(BadOption):  # `_key` has reported it.
             yield key_at(path)
 
 
@@ -269,16 +270,16 @@ async def _measured_by(invite: Invite, key: PrivateKey) -> tuple[float, float]:
     return 8e-6 * link.up_bytes_per_s, 8e-6 * link.down_bytes_per_s
 
 
-# ---- in short, beside a peer that begins
+# ---- the short form, for a peer that starts
 
 
 async def tell_reached(reach: Reach, coordinator: str, *, as_json: bool) -> None:
-    """Say how others reach this member, once that is known, and what is in the way.
+    """Print how others reach this member, once that is known, with warnings about obstacles.
 
     Args:
-        reach: its part in introductions, which has begun.
-        coordinator: where that is.
-        as_json: a line of JSON.
+        reach: The member's connection tests, which have started.
+        coordinator: Address of the coordinator.
+        as_json: Whether to print one line of JSON.
     """
     from swarm_ft.reach.doctor import Verdict, examine_member
 

@@ -1,4 +1,4 @@
-"""`swarm-ft client generate`: a text continued by a run's trained stages, where they are."""
+"""The command `swarm-ft client generate`, which continues a text with a run's trained stages."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ from swarm_ft.errors import BadOption
     "--prompt-file",
     metavar="FILE",
     type=click.File(encoding="utf-8"),
-    help="Read the prompt from there, - for standard input.  [default: that, without PROMPT]",
+    help="File with the prompt; - is standard input.  [default: standard input, without PROMPT]",
 )
 @takes("options", GenerateOptions)
 @run_option
-@click.option("--model", metavar="DIR|HUB_ID", help="The model, if not where the run says.")
+@click.option(
+    "--model",
+    metavar="DIR|HUB_ID",
+    help="The run's model, if it lies at another place on this machine.",
+)
 @way_in()
 @json_flag
 @log_option
@@ -50,11 +54,11 @@ def generate(
 ) -> None:
     """Continue PROMPT with a finished run's model, before its result is fetched.
 
-    The trained stages stay where they are; nothing but the tokenizer is needed here. They are at
-    their peers until `client train` or `client attach` has fetched the result.
+    The trained stages stay on their peers, and this machine only needs the tokenizer. The command
+    works until `client train` or `client attach` has fetched the result.
     """
     text = _prompt(prompt, prompt_file)
-    show_start("looking for the run; libraries take some seconds", as_json=as_json)
+    show_start("looking for the run; libraries take some seconds to load", as_json=as_json)
 
     async def work() -> None:
         from swarm_ft.api.generating import generate_in
@@ -85,7 +89,7 @@ def _prompt(prompt: str | None, prompt_file: IO[str] | None) -> str:
     if prompt is not None:
         return prompt
     if prompt_file is None and sys.stdin.isatty():
-        raise BadOption("expected a PROMPT, --prompt-file FILE, or one on standard input")
+        raise BadOption("expected PROMPT, --prompt-file FILE or standard input, got none of them")
     try:
         return str((prompt_file or sys.stdin).read())
     except UnicodeDecodeError as error:

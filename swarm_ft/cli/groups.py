@@ -1,4 +1,4 @@
-"""Groups of commands: the order of their help, and suggestions for a mistyped command."""
+"""A group of commands that suggests the nearest name for a mistyped one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class CommandGroup(click.Group):
     """A group that lists its commands as they were added, and suggests the nearest name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names, in the order a newcomer needs them."""
+        """Return the names of the commands in the order of their declaration."""
         return list(self.commands)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word names.
+        """Return the command that the first argument names.
 
         Raises:
-            UsageError: there is none; the message has the nearest name.
+            UsageError: The group has no such command; the message suggests the nearest name.
         """
         word = args[0]
         name = ctx.token_normalize_func(word) if ctx.token_normalize_func else word

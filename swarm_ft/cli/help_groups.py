@@ -1,4 +1,4 @@
-"""Help of commands that take a job: their many options in groups, the rare ones at `--help-all`."""
+"""Help of commands that take a job: options in groups, and rare options in `--help-all` only."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ GROUPS: Mapping[str, str] = {
         show log-level help help-all
         """,
 }
-"""The options of each group, without their dashes."""
+"""Options of each group, without their dashes."""
 RARE = frozenset(
     """
     key dp fill fill-microbatches drain drain-microbatches frozen buffer-bits eval-compression
     router-aux-loss-coef tied-embeddings column-names delimiter field quotes separator
-    """.split()  # noqa: SIM905 - names to be read
+    """.split()  # noqa: SIM905 - a list of strings would be harder to read
 )
 """Options that only `--help-all` shows: mostly codecs, whose defaults suit nearly all jobs."""
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names.split()}
 
 
 class GroupedCommand(click.Command):
-    """A command whose help has its options in groups."""
+    """A command whose help lists its options in groups."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,12 +63,12 @@ class GroupedCommand(click.Command):
                 is_eager=True,
                 expose_value=False,
                 callback=_show_all,
-                help="Show this message with all options, and leave.",
+                help="Show this message with all options and exit.",
             )
         )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each group under its title, and how many options are not shown."""
+        """Write each group under its title, and the number of hidden options."""
         shows_all, sections, num_rare = ctx.meta.get(_SHOWS_ALL, False), _no_rows(), 0
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -85,11 +85,11 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(rows)
         if num_rare:
             formatter.write_paragraph()
-            formatter.write_text(f"--help-all shows {num_rare} more options, mostly codecs.")
+            formatter.write_text(f"--help-all shows {num_rare} more options, mostly for codecs.")
 
 
 def name_of(param: click.Parameter) -> str:
-    """Return the first name of an option that a group may have, without dashes."""
+    """Return the option's first name that a group contains, without dashes."""
     names = [flag.lstrip("-") for flag in param.opts]
     return next((name for name in names if name in _GROUP_OF), names[0])
 
@@ -101,8 +101,8 @@ def _no_rows() -> dict[str, list[tuple[str, str]]]:
     return {title: [] for title in (*GROUPS, OTHERS)}
 
 
-def _show_all(ctx: click.Context, _option: object, is_asked: bool) -> None:
-    if is_asked and not ctx.resilient_parsing:
+def _show_all(ctx: click.Context, _option: object, is_set: bool) -> None:
+    if is_set and not ctx.resilient_parsing:
         ctx.meta[_SHOWS_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()

@@ -1,4 +1,4 @@
-"""A command's job from a file in YAML, which options on the command line override."""
+"""Job options of a command, from a YAML file and the command line, which overrides the file."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from swarm_ft.protocol.spec.options import Declared, build, declared
 def takes_job(
     parameter: str, without: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command a job's options, on the command line or in a file, as `parameter`.
+    """Add a job's options and JOB.yaml to a command, which gets the job as `parameter`.
 
-    The command is not called if they are only to be shown.
+    With `--print-config` the command prints the job and does not run.
 
     Args:
-        parameter: of the command.
-        without: fields that it has no options for; a file may have them.
+        parameter: Name of the command's parameter.
+        without: Fields that get no option; a file may set them.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def with_job(*, print_config: bool, **given: Any) -> Any:
-            own = {one.field: given.pop(one.field, None) for one in declared(JobOptions)}
+        def with_job(*, print_config: bool, **values: Any) -> Any:
+            own = {one.field: values.pop(one.field, None) for one in declared(JobOptions)}
             options = build(JobOptions, own)
             if not print_config:
-                return command(**{parameter: options}, **given)
+                return command(**{parameter: options}, **values)
             from swarm_ft.api.job_file import job_yaml
 
             return click.echo(job_yaml(options), nl=False)
@@ -44,7 +44,7 @@ def takes_job(
 
 
 def _from_file(context: click.Context, _argument: object, path: Path | None) -> None:
-    """Have a file's values as the defaults of this command's options."""
+    """Set the defaults of the command's options to a file's values."""
     if path is None:
         return
     from swarm_ft.api.job_file import read_job_file
@@ -53,8 +53,8 @@ def _from_file(context: click.Context, _argument: object, path: Path | None) -> 
 
     document = read_job_file(path)
     own, found = {one.field: one for one in declared(JobOptions)}, {}
-    for name, parameter in _others(context.command, own).items():
-        if name in document:  # such as the invitation
+    for name, parameter in _other_parameters(context.command, own).items():
+        if name in document:  # An option of the command itself, such as the invitation.
             found[parameter] = document.pop(name)
     job = translated(document, path)
     for field, value in job.fields.items():
@@ -65,8 +65,8 @@ def _from_file(context: click.Context, _argument: object, path: Path | None) -> 
     context.default_map = {**(context.default_map or {}), **found}
 
 
-def _others(command: click.Command, own: Mapping[str, Declared]) -> dict[str, str]:
-    """By name in a file, the command's parameters that are no options of a job."""
+def _other_parameters(command: click.Command, own: Mapping[str, Declared]) -> dict[str, str]:
+    """Return the command's parameters that are no options of a job, by their names in a file."""
     taken = {name for one in own.values() for name in one.names}
     names = {
         flag.lstrip("-").replace("-", "_"): param.name
@@ -89,5 +89,5 @@ _file = click.argument(
 _print_config = click.option(
     "--print-config",
     is_flag=True,
-    help="Show the job's options, given and default, as a file that asks for the same, and leave.",
+    help="Print the job with all its options as a JOB.yaml and exit.",
 )

@@ -1,4 +1,4 @@
-"""The options by which a command gets into a swarm."""
+"""Options of commands that connect to a swarm."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 def way_in(
     *, by_argument: bool = False, by_address: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command the options of a `WayIn`, and the `WayIn` as `way`.
+    """Add the options of a `WayIn` to a command, which gets it as `way`.
 
     Args:
-        by_argument: the invitation is the command's first argument, and not `--invite`.
-        by_address: the coordinator's address is a way too, for commands that ask nobody else.
+        by_argument: Whether the invitation is the command's first argument, not `--invite`.
+        by_address: Whether the coordinator's address is sufficient, for commands that connect to
+            nobody else.
     """
     meaning = (
         click.argument("invite", required=False, metavar="[INVITE]")
@@ -38,7 +39,7 @@ def way_in(
         else click.option(
             "--invite",
             metavar="INVITE",
-            help="Invitation, as `swarm-ft invite` prints it; @FILE reads it from a file.",
+            help="Invitation from `swarm-ft invite`; @FILE reads it from a file.",
         )
     )
 
@@ -51,7 +52,7 @@ def way_in(
             initial_peers: tuple[str, ...],
             dht_prefix: str,
             coordinator: str | None = None,
-            **given: Any,
+            **values: Any,
         ) -> Any:
             invitation = None if invite is None else parsed_invite(invite)
             if not (invitation or insecure or initial_peers or coordinator):
@@ -66,7 +67,7 @@ def way_in(
                 dht_prefix=dht_prefix,
                 coordinator=coordinator,
             )
-            return command(way=way, **given)
+            return command(way=way, **values)
 
         if by_address:
             ways = stack(meaning, coordinator_option, initial_peers_option)
@@ -81,28 +82,28 @@ def _check_security(
     invite: Invite | None, initial_peers: tuple[str, ...], *, insecure: bool
 ) -> None:
     if invite is not None and insecure:
-        raise BadOption("--insecure: links are encrypted with an invitation; give one of the two")
+        raise BadOption("--insecure: expected it without an invitation, whose links are encrypted")
     if invite is None and not initial_peers:
         raise BadOption(
-            "no invitation is given: give one in a file, as @FILE; 'swarm-ft invite' prints one. "
-            "A swarm without keys, on this machine alone, takes --insecure --initial-peers instead"
+            "expected an invitation, got none; give a file as @FILE ('swarm-ft invite' prints an "
+            "invitation). A swarm without keys on this machine takes --insecure --initial-peers"
         )
     if invite is None and not insecure:
         raise BadOption(
-            "--initial-peers alone leads into a swarm without keys: give an invitation, as "
-            "'swarm-ft invite' prints it, or --insecure for plaintext on this machine"
+            "--initial-peers: expected an invitation ('swarm-ft invite' prints one) or --insecure "
+            "beside it, for plaintext on this machine"
         )
 
 
 def invite_asked(*, reads_pipe: bool) -> Invite | None:
-    """Ask at the terminal for an invitation, which then is in no command line.
+    """Read an invitation from the terminal or a pipe, so that no command line contains it.
 
     Args:
-        reads_pipe: where standard input is no terminal its first line is the invitation; else it
-            is for something else.
+        reads_pipe: Whether a pipe's first line is the invitation. Otherwise standard input
+            serves another purpose.
 
     Returns:
-        None where nobody gives one.
+        The invitation, or None if the input is empty.
     """
     if sys.stdin.isatty():
         text = click.prompt("invitation", hide_input=True, err=True)
@@ -112,5 +113,5 @@ def invite_asked(*, reads_pipe: bool) -> Invite | None:
 
 
 def invite_given(_context: object, _option: object, text: str | None) -> Invite | None:
-    """What an argument says that may be an invitation, or `@` and a file that holds one."""
+    """Parse an optional argument: an invitation, or `@` and a file that holds one."""
     return None if text is None else parsed_invite(text)

@@ -1,6 +1,6 @@
-"""`swarm-ft init`, `invite` and `keys`: a swarm's own keys, and who may take part.
+"""The commands `swarm-ft init`, `invite` and `keys`, which manage a swarm's keys and members.
 
-They work on the folder beside the coordinator's journal: whoever may write there is the owner.
+They work on the folder beside the coordinator's journal. Write access to it is the authorization.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ journal_option = click.option(
     default=JOURNAL,
     show_default=True,
     metavar="FILE",
-    help="The coordinator's; the swarm's keys are beside it, in FILE.keys.",
+    help="Journal of the coordinator; the swarm's keys lie beside it in FILE.keys.",
 )
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg] # not generic in click 8.1
-    """`7d`, `12h`, `30m`."""
+    """The type of an option that is a duration: `7d`, `12h` or `30m`."""
 
     name = "TIME"
     _seconds: ClassVar = {"m": 60, "h": 3600, "d": 86400}
@@ -45,7 +45,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg] # not generic in clic
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> timedelta:
-        """A time to come."""
+        """Return the duration."""
         if isinstance(value, timedelta):
             return value
         match = self._pattern.fullmatch(value.strip().lower())
@@ -55,16 +55,16 @@ class Duration(click.ParamType):  # type: ignore[type-arg] # not generic in clic
 
 
 @click.command(
-    short_help="Make a swarm's keys.",
+    short_help="Create a swarm's keys.",
     epilog=examples("swarm-ft init", "swarm-ft init --journal /srv/swarm/runs.db"),
 )
 @journal_option
 @json_flag
 @log_option
 def init(journal: str, as_json: bool) -> None:
-    """Make the keys of a new swarm, beside its coordinator's journal.
+    """Create the keys of a new swarm, beside its coordinator's journal.
 
-    Whoever has them decides who takes part: keep a copy where nobody else can read it.
+    These keys decide who may join. Keep a copy where nobody else can read it.
     """
     from swarm_ft.identity.authority import Authority
 
@@ -73,12 +73,12 @@ def init(journal: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"keys": folder, "fingerprint": fingerprint}))
         return
-    click.echo(f"this swarm's keys are in {folder}, for you alone to read; keep a copy")
-    click.echo("next: 'swarm-ft coordinator', then 'swarm-ft invite' for everybody else")
+    click.echo(f"created the swarm's keys in {folder}; only you can read them. Keep a copy.")
+    click.echo("next: 'swarm-ft coordinator', then 'swarm-ft invite' for each member")
 
 
 @click.command(
-    short_help="Let somebody join.",
+    short_help="Create an invitation.",
     epilog=examples(
         "swarm-ft invite --note Anna",
         "swarm-ft invite --role client --expires 1h",
@@ -92,36 +92,35 @@ def init(journal: str, as_json: bool) -> None:
     type=click.Choice(["peer", "client", "relay", REPLICA_ONLY]),
     default="peer",
     show_default=True,
-    help="What it makes of its bearer: a peer lends a machine, a client submits jobs, a relay "
-    "joins members that do not reach each other; a replica-only peer hosts nothing that no other "
-    "peer hosts too.",
+    help="Role of the new member: a peer lends a machine, a client submits jobs, a relay forwards "
+    "links. A replica-only peer hosts only stages that another peer hosts too.",
 )
 @click.option(
     "--sees-tokens",
     type=click.Choice(["yes", "no"]),
     default="yes",
     show_default=True,
-    help="Whether a peer may host the first and the last stage, which see text and labels.",
+    help="Permission to host the first and the last stage, which see text and labels.",
 )
 @click.option(
     "--layers",
     metavar="START-STOP",
-    help="The only layers that a peer may host, such as 12-24.  [default: any]",
+    help="Layers that the peer may host, such as 12-24.  [default: all]",
 )
 @click.option(
     "--weight",
     type=click.IntRange(1, 100),
     default=1,
     show_default=True,
-    help="Share of the peers that a client's jobs get, to that of other invitations; all clients "
-    "that join with this invitation share it.",
+    help="Weight of the client's jobs when peers are shared out among clients. All clients of one "
+    "invitation share its weight.",
 )
 @click.option(
     "--uses",
     type=click.IntRange(1, 10_000),
     default=1,
     show_default=True,
-    help="How many members may join; returning members are not counted again.",
+    help="Number of members that may join; returning members are not counted again.",
 )
 @click.option(
     "--note",
@@ -135,14 +134,14 @@ def init(journal: str, as_json: bool) -> None:
     type=Duration(),
     default="7d",
     show_default=True,
-    help="How long it lets anybody in: 7d, 12h, 30m; members stay.",
+    help="Lifetime of the invitation: 7d, 12h, 30m. Members stay after it.",
 )
 @click.option(
     "--address",
     "addresses",
     multiple=True,
     metavar="HOST:PORT",
-    help="Of the coordinator, for the bearer.  [default: where it last was]",
+    help="Address of the coordinator in the invitation. May be repeated.  [default: its last one]",
 )
 @click.option(
     "--open",
@@ -166,9 +165,9 @@ def invite(
     journal: str,
     as_json: bool,
 ) -> None:
-    """Print an invitation: one word with which somebody joins this swarm.
+    """Create an invitation and print it; its bearer may join this swarm.
 
-    Give it only to whom it is for; it is shown once.
+    The command shows it once. Send it only to the person whom you invite.
     """
     from swarm_ft.identity.roles import Role
 
@@ -181,19 +180,20 @@ def invite(
         known = registry.address()
         addresses = addresses or ((known,) if known else ())
         if not addresses:
-            raise BadOption("--address: start the coordinator first, or say where it will be")
+            raise BadOption("--address: expected HOST:PORT, or a coordinator that has run before")
         until = datetime.now(UTC) + expires
         made = registry.invite(authority.fingerprint, addresses, becomes, uses, until, grant, note)
     if as_json:
-        told = {"invite": str(made), "name": made.name, "role": becomes.value, "uses": uses}
-        told["note"] = note
+        document = {"invite": str(made), "name": made.name, "role": becomes.value, "uses": uses}
+        document["note"] = note
         expires_at = until.isoformat(timespec="seconds")
-        click.echo(json.dumps({**told, **grant_fields(grant), "expires": expires_at}))
+        click.echo(json.dumps({**document, **grant_fields(grant), "expires": expires_at}))
         return
     click.echo(str(made))
     click.echo(
         f"{made.name}: for {_bearers(note, uses, becomes)}{_limits(grant)}, until "
-        f"{until.astimezone():%Y-%m-%d %H:%M}; joins with it in a file, so that no 'ps' shows it:",
+        f"{until.astimezone():%Y-%m-%d %H:%M}. To join, save it to a FILE (command lines are "
+        "visible to other users) and run:",
         err=True,
     )
     command = {Role.PEER: "serve-stage", Role.RELAY: "relay"}.get(
@@ -224,9 +224,9 @@ def _show_public(journal: str, *, as_json: bool) -> None:
     with opened(journal) as (_, registry):
         public = registry.open_invitation()
     if public is None:
-        raise BadOption("--open: not all are let in here; 'swarm-ft coordinator --open' does that")
-    told = {"invite": str(public), "name": public.name}
-    click.echo(json.dumps(told) if as_json else str(public))
+        raise BadOption("--open: expected a coordinator that was started with --open")
+    document = {"invite": str(public), "name": public.name}
+    click.echo(json.dumps(document) if as_json else str(public))
 
 
 def _bearers(note: str, uses: int, role: Role) -> str:
@@ -240,21 +240,21 @@ def _limits(grant: Grant) -> str:
 
 @click.group(
     cls=CommandGroup,
-    short_help="See and take back who may take part.",
+    short_help="List and revoke members and invitations.",
     epilog=examples("swarm-ft keys list", "swarm-ft keys revoke calm-otter-41"),
 )
 def keys() -> None:
-    """See who may take part in a swarm, and take it back."""
+    """List and revoke the members and invitations of a swarm."""
 
 
-@keys.command(name="list")
+@keys.command(name="list", short_help="List members and invitations.")
 @journal_option
 @json_flag
 @log_option
 def list_keys(journal: str, as_json: bool) -> None:
-    """Show members and invitations. A member was seen when the coordinator last heard it.
+    """List members and invitations, with the time of each member's last message.
 
-    Times are this machine's; with --json they are UTC.
+    Times are local; with --json they are in UTC.
     """
     with opened(journal) as (_, registry):
         members, invitations = registry.members(), registry.invitations()
@@ -303,30 +303,31 @@ def list_keys(journal: str, as_json: bool) -> None:
         note = f"  {i.note}" if i.note else ""
         click.echo(f"{i.name}{note}  for {i.role}s{_limits(i.grant)}  {left}{until}")
     if not members and not invitations:
-        click.echo("nobody was invited yet; 'swarm-ft invite' does")
+        click.echo("no members and no invitations yet; create one with 'swarm-ft invite'")
 
 
 @keys.command(
-    epilog=examples("swarm-ft keys revoke calm-otter-41", "swarm-ft keys revoke invite-00010203")
+    short_help="Revoke a member or an invitation.",
+    epilog=examples("swarm-ft keys revoke calm-otter-41", "swarm-ft keys revoke invite-00010203"),
 )
 @click.argument("name")
 @journal_option
 @log_option
 def revoke(name: str, journal: str) -> None:
-    """Take back a member's key, or an invitation.
+    """Revoke a member's key or an invitation.
 
-    NAME is a member's name, the first letters of its id, or an invitation. The coordinator heeds it
-    within a second, and tells all members.
+    NAME is a member's name, the first letters of its id, or an invitation. Within a second the
+    coordinator applies it and notifies all members.
     """
     with opened(journal) as (_, registry):
         names = _names(registry)
-        meant = names.found(name) or (name,)
-        if len(meant) > 1:
-            listed = ", ".join(meant)
-            raise BadOption(f"{name}: expected one member, got {len(meant)}; give an id: {listed}")
-        registry.revoke(meant[0])
-        shown = names.shown(meant[0])
-    click.echo(f"{shown} is revoked" if shown == meant[0] else f"{shown}, {meant[0]}, is revoked")
+        matches = names.found(name) or (name,)
+        if len(matches) > 1:
+            ids = ", ".join(matches)
+            raise BadOption(f"{name}: expected one member, got {len(matches)}; give an id: {ids}")
+        registry.revoke(matches[0])
+        shown = names.shown(matches[0])
+    click.echo(f"revoked {shown}" if shown == matches[0] else f"revoked {shown} ({matches[0]})")
 
 
 def _names(registry: Registry) -> MemberNames:
@@ -345,17 +346,17 @@ def _names(registry: Registry) -> MemberNames:
     "--authority",
     "is_authority",
     is_flag=True,
-    help="The authority's key too, as when it may be known to others: all members and invitations "
-    "are void.",
+    help="Replace the authority's key too, for example after a leak. All members and invitations "
+    "become void.",
 )
 @journal_option
 @json_flag
 @log_option
 def rotate(is_authority: bool, journal: str, as_json: bool) -> None:
-    """Give the coordinator a new key; it shows it within a second, and members go on.
+    """Give the coordinator a new key, which it uses within a second; members stay connected.
 
-    With --authority the swarm begins anew: its coordinator is to be started again, and everybody
-    invited again. Names stay, since they are of members' own keys, and with them runs and buffers.
+    With --authority you must restart the coordinator and invite all members again. Members keep
+    their own keys, and so their names, runs and buffers.
     """
     from swarm_ft.identity.authority import Authority
 
@@ -367,22 +368,22 @@ def rotate(is_authority: bool, journal: str, as_json: bool) -> None:
         authority.rotate_coordinator()
         registry.tell_rotated()
     if as_json:
-        told = {"fingerprint": authority.fingerprint.hex(), "authority": is_authority}
-        click.echo(json.dumps({**told, "members": members, "invitations": invitations}))
+        document = {"fingerprint": authority.fingerprint.hex(), "authority": is_authority}
+        click.echo(json.dumps({**document, "members": members, "invitations": invitations}))
         return
     click.echo("the coordinator has a new key")
     if is_authority:
         click.echo(
-            f"the authority is new too: {members} members and {invitations} open invitations are "
-            "void; start the coordinator again, and invite everybody anew"
+            f"the authority has a new key too: {members} members and {invitations} open "
+            "invitations are void; restart the coordinator and invite all members again"
         )
 
 
 def local_time(unix_s: int) -> str:
-    """A time for people, by this machine's clock."""
+    """Format a time for people, in this machine's time zone."""
     return f"{datetime.fromtimestamp(unix_s):%Y-%m-%d %H:%M:%S}"
 
 
 def utc_time(unix_s: int) -> str:
-    """A time for programs."""
+    """Format a time for programs, in UTC."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")

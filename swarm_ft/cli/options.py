@@ -1,4 +1,4 @@
-"""Options of commands: those that dataclasses declare, those that several commands share."""
+"""Options of commands: those that dataclasses declare, and those that several commands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def stack(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several option decorators as one, in the order in which help shows them."""
+    """Combine option decorators into one; the help shows the options in this order."""
 
     def apply(command: Command) -> Command:
         return functools.reduce(lambda done, one: one(done), reversed(decorators), command)
@@ -31,7 +31,7 @@ def stack(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
 
 
 def examples(*lines: str) -> str:
-    """A command's epilog: these lines as they are; click would fill them to a paragraph."""
+    """Return a command's epilog with these lines, which click would otherwise rewrap."""
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
@@ -39,20 +39,25 @@ def examples(*lines: str) -> str:
 
 
 def takes(
-    parameter: str, of: type[DataclassInstance]
+    parameter: str, of: type[DataclassInstance], instead: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command the options of a dataclass, and the dataclass to its `parameter`.
+    """Add the options of a dataclass to a command, which gets the dataclass as `parameter`.
 
-    Values out of their bounds are refused by the dataclass, with `BadInput`.
+    The dataclass itself refuses values out of bounds, with `BadInput`.
+
+    Args:
+        parameter: Name of the command's parameter.
+        of: Dataclass that declares the options.
+        instead: Defaults as this command's help shows them, by field.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def with_options(**given: Any) -> Any:
-            own = {one.field: given.pop(one.field) for one in declared(of)}
-            return command(**{parameter: build(of, own)}, **given)
+        def with_options(**values: Any) -> Any:
+            own = {one.field: values.pop(one.field) for one in declared(of)}
+            return command(**{parameter: build(of, own)}, **values)
 
-        return declared_options(of)(with_options)
+        return declared_options(of, instead)(with_options)
 
     return decorate
 
@@ -62,12 +67,13 @@ def declared_options(
     instead: Mapping[str, str] | None = None,
     without: Container[str] = (),
 ) -> Callable[[Command], Command]:
-    """The options of a dataclass; the command gets their values by field.
+    """Add the options of a dataclass to a command, which gets their values by field.
 
     Args:
-        of: what declares them.
-        instead: by field, what this command does where a required option is left out.
-        without: fields that it has no options for.
+        of: Dataclass that declares the options.
+        instead: Defaults as this command's help shows them, by field. A required option with
+            such a default is optional here.
+        without: Fields that get no option.
     """
     others = instead or {}
     options = [one for one in declared(of) if one.field not in without]
@@ -91,7 +97,7 @@ def _option(one: Declared, instead: str | None) -> Callable[[Command], Command]:
         *([one.long_flag] if one.long_flag else []),
         required=one.default is MISSING and not instead,
         metavar=one.option.metavar or None,
-        help=f"{one.option.help}{_told(one, instead)}",
+        help=f"{one.option.help}{_default_and_bounds(one, instead)}",
         **shape,
     )
 
@@ -100,22 +106,22 @@ def _value_of(choices: Mapping[str, object]) -> Callable[..., object]:
     return lambda _context, _option, word: None if word is None else choices[word]
 
 
-def _told(one: Declared, instead: str | None) -> str:
-    """What help says behind the sentence, as `  [default: 8; x>=1]`."""
+def _default_and_bounds(one: Declared, instead: str | None) -> str:
+    """Return the end of an option's help, such as `  [default: 8; x>=1]`."""
     default = instead or one.default_word
-    told = [f"default: {default}"] if default else []
-    told += [f"x>={bound.minimum:g}" for bound in one.bounds if isinstance(bound, Range)]
-    return f"  [{'; '.join(told)}]" if told else ""
+    notes = [f"default: {default}"] if default else []
+    notes += [f"x>={bound.minimum:g}" for bound in one.bounds if isinstance(bound, Range)]
+    return f"  [{'; '.join(notes)}]" if notes else ""
 
 
-# ---- what several commands take
+# ---- options that several commands share
 
 
 class ByteSize(click.ParamType):  # type: ignore[type-arg] # not generic in click 8.1
-    """`2GiB`, `500MB`, `4096B`; 0 is none.
+    """The type of an option that is a size, such as `2GiB`, `500MB`, `4096B` or 0.
 
     Args:
-        minimum: bytes.
+        minimum: Smallest allowed number of bytes.
     """
 
     name = "SIZE"
@@ -124,7 +130,7 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg] # not generic in clic
         self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes."""
+        """Return the number of bytes."""
         if isinstance(value, int):
             return value
         try:
@@ -147,8 +153,8 @@ initial_peers_option = click.option(
     multiple=True,
     metavar="MADDR",
     callback=_expanded,
-    help="DHT address to start from, as `swarm-ft dht` prints it; @FILE reads them from a "
-    "file. May be given several times.",
+    help="Address of a DHT node of the swarm, as `swarm-ft dht` prints it; @FILE reads addresses "
+    "from a file. May be repeated.",
 )
 dht_prefix_option = click.option(
     "--dht-prefix", default=DHT_PREFIX, show_default=True, help="Name of the swarm in the DHT."
@@ -156,8 +162,8 @@ dht_prefix_option = click.option(
 snapshots_option = click.option(
     "--snapshots",
     metavar="URL",
-    help="Where snapshots of runs lie: a directory, or what fsspec takes, as s3://...; the same "
-    "for the coordinator and all peers.  [default: with the peers]",
+    help="Directory or fsspec URL (s3://...) for snapshots of runs, the same for the coordinator "
+    "and all peers.  [default: the peers' disks]",
 )
 log_option = click.option(
     "--log-level",
@@ -166,7 +172,7 @@ log_option = click.option(
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
     expose_value=False,
     callback=lambda _context, _option, value: log.configure(value.upper()),
-    help="How much to tell on standard error.",
+    help="Lowest level of the log on standard error.",
 )
 log_format_option = click.option(
     "--log-format",
@@ -175,10 +181,10 @@ log_format_option = click.option(
     type=click.Choice(log.FORMATS),
     expose_value=False,
     callback=lambda _context, _option, value: log.use_format(value),
-    help="Tell it in dated lines, or as JSON with times, a line each.",
+    help="Format of the log: dated lines of text, or one JSON object per line.",
 )
 run_option = click.option(
-    "--run", "run_name", metavar="ID", help="The run.  [default: your only one]"
+    "--run", "run_name", metavar="ID", help="Id of the run.  [default: your only run]"
 )
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
@@ -196,10 +202,10 @@ coordinator_option = click.option(
     "--coordinator",
     metavar="HOST:PORT",
     callback=_checked_endpoint,
-    help="Where the coordinator is.  [default: as the invitation says, or the DHT]",
+    help="Address of the coordinator.  [default: the invitation's, or the DHT's]",
 )
 insecure_option = click.option(
     "--insecure",
     is_flag=True,
-    help="Without keys, in plaintext, and so on this machine alone: 127.0.0.1 or ::1.",
+    help="Use a swarm without keys, in plaintext; on this machine only (127.0.0.1 or ::1).",
 )

@@ -1,11 +1,11 @@
-"""A swarm on one screen: its warnings, then a line for each run, then a line for each peer."""
+"""A swarm on one screen: its warnings, then one line per run, then one line per peer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 
-from swarm_ft.cli.watching import progress_words, waiting_words
+from swarm_ft.cli.watching import NO_PEERS, progress_words, waiting_words
 from swarm_ft.client.words import printable
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import (
@@ -15,21 +15,21 @@ from swarm_ft.protocol.messages.client import (
     SwarmStatus,
 )
 from swarm_ft.protocol.messages.enrolment import name_lookup
-from swarm_ft.protocol.spec.sizes import size_words
+from swarm_ft.protocol.spec.sizes import size_words, traffic_words
 
 MIN_NAME_CHARS = 24
-"""Of a long name; more where two begin alike."""
+"""Letters of a shortened name; more if two names begin alike."""
 MAX_DEVICE_CHARS = 28
 SILENT_S = 10.0
-"""A peer that was not heard for so long is shown as silent; heartbeats come more often by far."""
+"""Seconds without a heartbeat after which a peer is shown as silent."""
 
 
 def overview_lines(found: SwarmStatus, width: int | None = None) -> Iterator[str]:
-    """The screen's lines.
+    """Yield the lines of the screen.
 
     Args:
-        found: what the coordinator knows.
-        width: columns of the terminal, to which lines are cut; None leaves them whole.
+        found: Status of the swarm.
+        width: Columns of the terminal, to which lines are cut; None leaves them whole.
     """
     for line in _lines(found):
         text = printable(line)
@@ -47,7 +47,7 @@ def _lines(found: SwarmStatus) -> Iterator[str]:
         rows = (_member_row(member, names) for member in found.members)
         yield from _table(("PEER", "LAYERS", "LENDS", "DEVICE", "WORK"), rows)
     else:
-        yield "no peer is there; start some with 'swarm-ft serve-stage'"
+        yield NO_PEERS
     if found.runs or found.members:
         yield f"{_others(found)}--verbose: links, stages, buffers, contributions"
 
@@ -58,17 +58,14 @@ def _title(found: SwarmStatus) -> str:
 
 
 def _others(found: SwarmStatus) -> str:
-    """Relays, and members that are away, as counts."""
-    from rich.filesize import decimal
-
-    here = {member.peer_id for member in found.members}
-    away = sum(one.peer_id not in here for one in found.contributors)
-    links, moved = (
-        sum(relay.links for relay in found.relays),
-        sum(relay.relayed_bytes for relay in found.relays),
-    )
-    relayed = f"{_count(links, 'link')} over relays, {decimal(moved)}; " if moved or links else ""
-    peers = f"{_count(away, 'peer')} away; " if away else ""
+    """Count the relays' links, and the contributors that are offline."""
+    present = {member.peer_id for member in found.members}
+    offline = sum(one.peer_id not in present for one in found.contributors)
+    links = sum(relay.links for relay in found.relays)
+    moved = traffic_words(sum(relay.relayed_bytes for relay in found.relays))
+    has_relayed = links or any(relay.relayed_bytes for relay in found.relays)
+    relayed = f"{_count(links, 'link')} over relays, {moved}; " if has_relayed else ""
+    peers = f"{_count(offline, 'peer')} offline; " if offline else ""
     return f"{relayed}{peers}"
 
 
@@ -77,13 +74,12 @@ def _others(found: SwarmStatus) -> str:
 
 def _run_row(run: RunSummary) -> tuple[str, ...]:
     detail = waiting_words(run) or run.detail
-    numbers = tuple(progress_words(run))
-    words = [run.phase.in_words(detail), *numbers]
+    parts = [run.phase.in_words(detail), *progress_words(run)]
     if run.assignments and not run.phase.is_over:
-        words.append(f"on {_count(len({one.peer_id for one in run.assignments}), 'peer')}")
+        parts.append(f"on {_count(len({one.peer_id for one in run.assignments}), 'peer')}")
     if not run.is_own:
-        words.append("another client's")
-    return str(run.run_id), f"{run.committed_steps:,}/{run.num_steps:,}", ", ".join(words)
+        parts.append("another client's")
+    return str(run.run_id), f"{run.committed_steps:,}/{run.num_steps:,}", ", ".join(parts)
 
 
 # ---- a peer
@@ -111,9 +107,9 @@ def _work(work: MemberWork, names: Mapping[PeerId, str]) -> str:
 
 
 def short_names(found: SwarmStatus) -> Mapping[PeerId, str]:
-    """Return all peers' names by their ids, long ones cut so that they still differ."""
-    here = {member.peer_id for member in found.members}
-    peers = here | {one.peer_id for run in found.runs for one in run.assignments}
+    """Return a short form of each peer's name by its id; all short forms differ."""
+    present = {member.peer_id for member in found.members}
+    peers = present | {one.peer_id for run in found.runs for one in run.assignments}
     shown = dict(zip(peers, map(name_lookup(found.names), peers), strict=True))
     longest = max(map(len, shown.values()), default=0)
     for length in range(MIN_NAME_CHARS, longest):
@@ -124,7 +120,7 @@ def short_names(found: SwarmStatus) -> Mapping[PeerId, str]:
 
 
 def _table(title: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Lines of columns, as wide as their longest cell; the last column ends where it ends."""
+    """Yield the lines of a table; each column but the last is as wide as its longest cell."""
     lines = [title, *rows]
     widths = [max(map(len, column)) for column in zip_longest(*lines, fillvalue="")]
     for *cells, last in lines:

@@ -1,4 +1,4 @@
-"""`swarm-ft peer`: tell the peer that runs on this machine to pause, go on, or leave."""
+"""The commands `swarm-ft peer`, which pause, resume or drain this machine's peer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @click.group(
     cls=CommandGroup,
-    short_help="Pause, resume or drain the peer that runs here.",
+    short_help="Pause, resume or drain this machine's peer.",
     epilog=examples(
-        "swarm-ft peer pause      hand over what it has, and rest",
+        "swarm-ft peer pause      hand the work over, and pause",
         "swarm-ft peer resume     work again",
-        "swarm-ft peer drain      hand over, and leave",
-        "swarm-ft peer status     what it is at, and what it gave",
+        "swarm-ft peer drain      hand the work over, and leave",
+        "swarm-ft peer status     show the state and the contribution",
     ),
 )
 def peer() -> None:
-    """Speak to the peer that `swarm-ft serve-stage` runs on this machine, as the same user."""
+    """Control the peer that runs on this machine as the same user (`swarm-ft serve-stage`)."""
 
 
 def _verb(name: str, words: str) -> None:
-    """One command; all of them take the same options."""
+    """Add one command; all of them take the same options."""
 
     @peer.command(name, help=words)
     @click.option(
@@ -40,8 +40,7 @@ def _verb(name: str, words: str) -> None:
         "home",
         type=click.Path(file_okay=False, path_type=Path),
         metavar="DIR",
-        help="The --buffer-dir that the peer was started with.  [default: the one peer that runs "
-        "here]",
+        help="The --buffer-dir of the peer.  [default: that of the only running peer]",
     )
     @json_flag
     def command(home: Path | None, as_json: bool) -> None:
@@ -51,10 +50,10 @@ def _verb(name: str, words: str) -> None:
         run_async(lambda: _ask(place, name, as_json=as_json))
 
 
-_verb("pause", "Hand the work over, and rest until resumed. Ctrl-C stops watching.")
-_verb("resume", "Work again, as far as its hours and the machine's use allow.")
-_verb("drain", "Hand the work over, and leave. Ctrl-C stops watching.")
-_verb("status", "Show the peer's state and its contributions, in the swarm's count.")
+_verb("pause", "Hand the peer's work over, and pause it. Ctrl-C stops watching.")
+_verb("resume", "Let the peer work again, if --hours and --pause-when allow it.")
+_verb("drain", "Hand the peer's work over, and stop it. Ctrl-C stops watching.")
+_verb("status", "Show the peer's state and its contribution.")
 
 
 async def _ask(home: Path, verb: str, *, as_json: bool) -> None:
@@ -63,36 +62,36 @@ async def _ask(home: Path, verb: str, *, as_json: bool) -> None:
     async for state in ask_peer(home, verb):
         click.echo(json.dumps(asdict(state)) if as_json else in_words(state))
     if verb == DRAIN and not as_json:
-        click.echo("it is gone")
+        click.echo("the peer has left")
 
 
 def in_words(state: PeerState) -> str:
-    """What a peer is at, in a line."""
+    """Describe a peer's state in one line."""
     seconds = f" (about {state.seconds:.0f} s)" if state.seconds >= 1 else ""
     why = f": {state.words}{seconds}" if state.words else ""
     gave = f"; it gave {state.gave}" if state.gave else ""
     return f"peer {state.name or state.peer} is {state.state}{why}{gave}"
 
 
-def _home(given: Path | None) -> Path:
-    """Where the peer keeps what is its own.
+def _home(chosen: Path | None) -> Path:
+    """Return the home of the chosen peer, or of the only running one.
 
     Raises:
-        NotFound: no peer runs here.
-        BadOption: several do.
+        NotFound: No peer of this user is running.
+        BadOption: Several peers are running, and none is chosen.
     """
     from swarm_ft.api.peer_home import homes
     from swarm_ft.cli.peer_control import running_homes
 
-    if given is not None:
-        return given
+    if chosen is not None:
+        return chosen
     found = running_homes(homes())
     if not found:
         raise NotFound(
-            f"no peer of this user runs here, in {homes()}; "
-            "name its --buffer-dir if it was started with one"
+            f"no peer of this user is running in {homes()}; add --buffer-dir DIR if it was started "
+            "with that option"
         )
     if len(found) > 1:
         listed = ", ".join(str(home) for home in found)
-        raise BadOption(f"--buffer-dir: several peers run here, name one of {listed}")
+        raise BadOption(f"--buffer-dir: expected one of the running peers: {listed}")
     return found[0]

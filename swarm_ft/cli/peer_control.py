@@ -1,7 +1,7 @@
-"""How a volunteer's commands reach the peer that runs: a socket in its home, the user's alone.
+"""The socket in a peer's home, over which the same user's commands control the peer.
 
-One line of JSON asks (`{"do": "pause"}`), lines of JSON answer: what the peer is at, each time that
-changes, until it is what was asked for.
+A request is one line of JSON (`{"do": "pause"}`). The reply is lines of JSON with the peer's state,
+one for each change, until the requested state is reached.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ logger = get_logger(__name__)
 SOCKET = "control.sock"
 MAX_LINE_BYTES = 4096
 ASK_S = 5.0
-"""How long whoever connects may take to say what it wants."""
+"""Seconds in which a new connection must send its request."""
 POLL_S = 0.5
-"""How often a peer looks whether it is what it was asked to be."""
+"""Seconds between two looks at the peer's state."""
 PAUSE, RESUME, DRAIN, STATUS = "pause", "resume", "drain", "status"
 VERBS = (PAUSE, RESUME, DRAIN, STATUS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerState:
-    """What a peer is at.
+    """The state of a peer.
 
     Attributes:
-        peer: its id.
-        state: working, idle, pausing, paused, leaving.
-        words: why, or what it waits for; empty if there is nothing to say.
-        seconds: that this takes yet, about.
-        gave: the swarm's count of what it gave, in words; empty if the coordinator told nothing.
-        given: the same as numbers; None if it told nothing.
+        peer: Id of the peer.
+        state: working, idle, pausing, paused or leaving.
+        words: Reason of the state, or what the peer waits for; may be empty.
+        seconds: Estimated seconds until the next state.
+        gave: Contribution in the swarm's count, as text; empty before the coordinator sent it.
+        given: The same contribution as numbers; None before the coordinator sent it.
         name: The peer's name for people.
     """
 
@@ -57,35 +57,35 @@ class PeerState:
     name: str = ""
 
     def is_what(self, verb: str) -> bool:
-        """Whether nothing is to be waited for after this was asked."""
+        """Whether this is the state that a request leads to."""
         return {PAUSE: self.state == "paused", DRAIN: self.state == "gone"}.get(verb, True)
 
 
 def state_of(peer_id: str, node: PeerNode, name: str = "") -> PeerState:
-    """What a peer is at now, with its contribution as it came last."""
+    """Return the peer's state, with the newest contribution that the coordinator sent."""
     contribution = node.last_contribution
     gave = str(contribution) if contribution is not None else ""
     given = asdict(contribution) if contribution is not None else None
-    told = PeerState(peer=peer_id, name=name, state="idle", gave=gave, given=given)
+    idle = PeerState(peer=peer_id, name=name, state="idle", gave=gave, given=given)
     presence = node.presence
     leaving, progress = presence.leaving, presence.progress
     if leaving is None:
-        return replace(told, state="working" if node.hosts else "idle")
+        return replace(idle, state="working" if node.hosts else "idle")
     state = "leaving"
     if leaving.stays:
         state = "paused" if presence.is_paused or not node.hosts else "pausing"
     words = progress.words if progress is not None and progress.words else leaving.reason
     seconds = progress.seconds if progress is not None else 0.0
-    return replace(told, state=state, words=words, seconds=seconds)
+    return replace(idle, state=state, words=words, seconds=seconds)
 
 
 class PeerControl:
-    """The peer's side.
+    """The peer's end of the socket.
 
     Args:
-        peer_id: The peer's id.
-        node: the peer.
-        ask: what to do with a verb that changes something.
+        peer_id: Id of the peer.
+        node: The peer.
+        ask: Function that carries out a request to pause, resume or drain.
         name: The peer's name for people.
     """
 
@@ -99,12 +99,15 @@ class PeerControl:
 
     @asynccontextmanager
     async def listening(self, home: Path | None) -> AsyncIterator[None]:
-        """Answer at this home's socket; without a home, or where there are no such sockets, not."""
+        """Serve requests at the home's socket as long as the context lasts.
+
+        Without a home, or on a system without such sockets, nothing is served.
+        """
         path = home / SOCKET if home is not None else None
         if path is None or not systems.HAS_SOCKET_PATHS:
             yield
             return
-        path.unlink(missing_ok=True)  # of a start that was killed; the home is locked
+        path.unlink(missing_ok=True)  # A killed peer left it; this process locked the home.
         answering: set[asyncio.Task[None]] = set()
 
         def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -136,64 +139,65 @@ class PeerControl:
                     verb = verb_of(await reader.readline())
                 if verb != STATUS:
                     self._ask(verb)
-                await self._tell(writer, verb)
+                await self._send_states(writer, verb)
         finally:
             writer.close()
 
-    async def _tell(self, writer: asyncio.StreamWriter, verb: str) -> None:
+    async def _send_states(self, writer: asyncio.StreamWriter, verb: str) -> None:
+        """Send the state at each change, until it is the requested one."""
         from swarm_ft.protocol.messages.control import gist_of
 
-        told: PeerState | None = None
+        sent: PeerState | None = None
         await self._node.contribution()
-        while told is None or not told.is_what(verb):
+        while sent is None or not sent.is_what(verb):
             now = state_of(self._peer_id, self._node, self._name)
-            if told is None or now.state != told.state or gist_of(now.words) != gist_of(told.words):
+            if sent is None or now.state != sent.state or gist_of(now.words) != gist_of(sent.words):
                 writer.write(json.dumps(asdict(now)).encode() + b"\n")
                 await writer.drain()
-            told = now
-            if not told.is_what(verb):
+            sent = now
+            if not sent.is_what(verb):
                 await asyncio.sleep(POLL_S)
 
 
 def verb_of(line: bytes) -> str:
-    """What a line asks for.
+    """Return the verb of a request.
 
     Raises:
-        MalformedMessage: nothing that is known.
+        MalformedMessage: The line is no request, or its verb is unknown.
     """
     try:
-        asked = json.loads(line)
+        request = json.loads(line)
     except ValueError:
-        asked = None
-    verb = asked.get("do") if isinstance(asked, dict) else None
+        request = None
+    verb = request.get("do") if isinstance(request, dict) else None
     if verb not in VERBS:
         raise MalformedMessage(f"expected one of {', '.join(VERBS)}")
     return str(verb)
 
 
 async def ask_peer(home: Path, verb: str) -> AsyncIterator[PeerState]:
-    """Ask the peer at this home, and tell what it answers until it is what was asked for.
+    """Send a request to the peer at this home, and yield its states until the requested one.
 
     Raises:
-        Unavailable: no peer runs there.
+        Unavailable: No peer of this user is running there.
     """
     try:
         with systems.short_socket_path(home / SOCKET) as short:
             reader, writer = await asyncio.open_unix_connection(short)
     except (OSError, AttributeError):
-        raise Unavailable(f"no peer runs in {home}, or it is another user's") from None
+        raise Unavailable(f"no peer of this user is running in {home}") from None
     try:
         writer.write(json.dumps({"do": verb}).encode() + b"\n")
         await writer.drain()
         while line := await reader.readline():
-            said: dict[str, Any] = json.loads(line)
-            yield PeerState(**said)
+            fields: dict[str, Any] = json.loads(line)
+            yield PeerState(**fields)
     finally:
         writer.close()
 
 
 def running_homes(homes: Path) -> list[Path]:
-    """Homes below this folder that have a peer's socket."""
+    """Return the homes below this folder that have a peer's socket."""
     if not homes.is_dir():
         return []
     return sorted(home for home in homes.iterdir() if (home / SOCKET).exists())

@@ -1,7 +1,7 @@
-"""A swarm as one picture for a terminal: runs, one's pipeline, what happened last.
+"""The screen of `swarm-ft top`: the runs, the pipeline of one run, and the last events.
 
-The facts are those of `swarm-ft status`, `losses` and `events`, and so are the words; here they
-get their places. Names come from other machines, so all of it is `Text`, never markup.
+The data and the texts are those of `swarm-ft status`, `losses` and `events`. Names come from other
+machines, so the screen consists of `Text`, never of markup.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from datetime import datetime
 from itertools import pairwise
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.filesize import decimal
 from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from swarm_ft.cli.overview import short_names
-from swarm_ft.cli.watching import event_words, progress_words, waiting_words
+from swarm_ft.cli.watching import NO_PEERS, event_words, progress_words, waiting_words
 from swarm_ft.client.words import printable
 from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.client import (
@@ -32,12 +31,12 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.messages.control import Stage, stages_of
 from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
-from swarm_ft.protocol.spec.sizes import size_words
+from swarm_ft.protocol.spec.sizes import size_words, traffic_words
 
 WIDE_COLUMNS = 110
-"""From this width on there is room for what is nice to know."""
+"""Width of a terminal from which on more columns are shown."""
 EVENTS_ONCE = 10
-"""That are shown where the height has no end."""
+"""Number of events on a screen without a fixed height."""
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 ALARMS = {
     EventKind.PEER_LEFT,
@@ -53,12 +52,12 @@ ALARMS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """What its reader chose.
+    """The user's choices.
 
     Attributes:
-        chosen: the run whose pipeline is shown; None for the first that is worth it.
-        is_held: whether the picture stays as it is.
-        has_quit: whether the reader has seen enough.
+        chosen: Run whose pipeline is shown; None for the first suitable one.
+        is_held: Whether the screen is frozen.
+        has_quit: Whether the user pressed q.
     """
 
     chosen: RunId | None = None
@@ -66,7 +65,7 @@ class View:
     has_quit: bool = False
 
     def after(self, key: str, found: SwarmStatus) -> View:
-        """The view after a key; those that mean nothing change nothing."""
+        """Return the view after a key; unknown keys change nothing."""
         if key in ("q", "Q"):
             return replace(self, has_quit=True)
         if key == "p":
@@ -79,24 +78,23 @@ class View:
         return replace(self, chosen=names[(names.index(current.run_id) + by) % len(names)])
 
     def run_of(self, found: SwarmStatus) -> RunSummary | None:
-        """The run that is looked at: the chosen one; else one at work, one's own first."""
+        """Return the selected run: the chosen one, or else an active one, own runs first."""
         chosen = next((run for run in found.runs if run.run_id == self.chosen), None)
-        worth = sorted(found.runs, key=lambda run: (run.phase.is_over, not run.is_own))
-        return chosen or next(iter(worth), None)
+        ranked = sorted(found.runs, key=lambda run: (run.phase.is_over, not run.is_own))
+        return chosen or next(iter(ranked), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """See the module's docstring.
+    """The contents of the screen.
 
     Attributes:
-        found: the newest facts.
-        losses: of each own run's steps, first to last.
-        events: oldest first.
-        view: what is looked at.
-        trouble: why the facts are not new, if they are not.
-        height: lines of the screen that it fills, with the keys on the last one; None where it is
-            printed, as tall as need be.
+        found: Newest status of the swarm.
+        losses: Losses of each own run, one per step, in order.
+        events: Events, oldest first.
+        view: The user's choices.
+        trouble: Reason why the status is out of date; empty if it is not.
+        height: Lines of the screen, with the keys on the last one; None prints all lines once.
     """
 
     found: SwarmStatus
@@ -112,7 +110,7 @@ class Picture:
 
         lines, keys = lines_of(self._head(options)), lines_of([self._keys()])
         room = EVENTS_ONCE if self.height is None else self.height - len(lines) - len(keys) - 2
-        lines += lines_of(self._happened(lines_of, room))
+        lines += lines_of(self._newest_events(lines_of, room))
         if self.height is not None:
             above = max(0, self.height - len(keys))
             lines = [*lines[:above], *([Segment("")] for _ in range(above - len(lines))), *keys]
@@ -121,7 +119,7 @@ class Picture:
             if number != self.height:
                 yield Segment.line()
 
-    # ---- its parts, from top to bottom
+    # ---- the parts, from top to bottom
 
     def _head(self, options: ConsoleOptions) -> Iterator[RenderableType]:
         found, run = self.found, self.view.run_of(self.found)
@@ -140,7 +138,7 @@ class Picture:
             yield _heading("other peers" if working else "peers")
             yield _others(others, found)
         if not found.members:
-            yield Text("no peer is there; start some with 'swarm-ft serve-stage'")
+            yield Text(NO_PEERS)
 
     def _title(self) -> RenderableType:
         found = self.found
@@ -149,8 +147,9 @@ class Picture:
         counts = f"{_count(len(found.members), 'peer')}, {_count(len(found.runs), 'run')}"
         relayed = sum(relay.relayed_bytes for relay in found.relays)
         links = sum(relay.links for relay in found.relays)
-        relays = f", {_count(links, 'link')} over relays: {decimal(relayed)}" if relayed else ""
-        state = "held  " if self.view.is_held else ""
+        moved = traffic_words(relayed)
+        relays = f", {_count(links, 'link')} over relays: {moved}" if relayed else ""
+        state = "frozen  " if self.view.is_held else ""
         row = Table.grid(expand=True)
         row.add_column(ratio=1, no_wrap=True)
         row.add_column(justify="right", no_wrap=True)
@@ -165,25 +164,25 @@ class Picture:
         own = "" if run.is_own else "  (another client's)"
         mark = ">" if is_looked_at and len(self.found.runs) > 1 else " "
         waits = "" if is_looked_at else waiting_words(run) or run.detail
-        words = (
+        summary = (
             f"{mark} {run.run_id}  {run.phase.in_words(waits)}  "
             f"step {run.committed_steps:,}/{run.num_steps:,}  {share:.0%}{own}  "
         )
         losses = self.losses.get(run.run_id, ())
-        room = max(0, options.max_width - len(words))
+        room = max(0, options.max_width - len(summary))
         curve = sparkline(losses, min(room, 60), is_ascii=options.ascii_only)
-        line = Text.assemble(_text(words, "bold" if is_looked_at else ""), (curve, "cyan"))
+        line = Text.assemble(_text(summary, "bold" if is_looked_at else ""), (curve, "cyan"))
         line.no_wrap = True
         yield line
         if not is_looked_at:
             return
-        told = (waiting_words(run), run.detail, "  ".join(progress_words(run)))
-        yield from (Padding(_text(words), (0, 0, 0, 4)) for words in told if words)
+        details = (waiting_words(run), run.detail, "  ".join(progress_words(run)))
+        yield from (Padding(_text(detail), (0, 0, 0, 4)) for detail in details if detail)
 
-    def _happened(
+    def _newest_events(
         self, lines_of: Callable[[list[RenderableType]], list[list[Segment]]], room: int
     ) -> list[RenderableType]:
-        """The newest events that find room, oldest first."""
+        """Return the newest events that fit, oldest first."""
         shown: list[RenderableType] = []
         for event in reversed(self.events):
             row = _event(event)
@@ -191,12 +190,12 @@ class Picture:
             if room < 0:
                 break
             shown = [row, *shown]
-        return [_heading("what happened"), *shown] if shown else []
+        return [_heading("events"), *shown] if shown else []
 
     def _keys(self) -> Text:
-        held = "goes on" if self.view.is_held else "holds"
-        run = "   tab or arrows: run" if len(self.found.runs) > 1 else ""
-        return _text(f"q quits   p {held}{run}", "dim")
+        freeze = "continue" if self.view.is_held else "freeze"
+        run = "   tab or arrows: other run" if len(self.found.runs) > 1 else ""
+        return _text(f"q: quit   p: {freeze}{run}", "dim")
 
 
 # ---- the pipeline
@@ -205,7 +204,7 @@ class Picture:
 def _pipeline(
     run: RunSummary, found: SwarmStatus, options: ConsoleOptions
 ) -> Iterator[RenderableType]:
-    """Stage after stage its replicas, and between two stages what goes over the boundary."""
+    """Yield a table of the stages with their replicas, and of the boundaries in between."""
     is_wide = options.max_width >= WIDE_COLUMNS
     names = short_names(found)
     members = {member.peer_id: member for member in found.members}
@@ -247,7 +246,7 @@ def _crossing(boundary: BoundaryStatus, *, is_wide: bool) -> str:
 def _measured_between(
     above: Stage, below: Stage, members: Mapping[PeerId, MemberStatus]
 ) -> tuple[str, str]:
-    """Down and up, and there and back, by the slowest links between two stages' peers."""
+    """Return Mbps down and up, and the round trip, of the slowest links between two stages."""
     down, up = (
         [
             link.speed
@@ -275,7 +274,7 @@ def _replica(
 ) -> list[Text]:
     layers = str(stage.layers) if peer == stage.peers[0] else ""
     if member is None:
-        return [_text(cell) for cell in (layers, names.get(peer, peer), "", "not here")]
+        return [_text(cell) for cell in (layers, names.get(peer, peer), "", "offline")]
     joining = "takes over; " if peer in run.joining else ""
     mbps, trip_ms = _measured(member)
     memory = size_words(member.memory_bytes) if member.memory_bytes else ""
@@ -309,7 +308,7 @@ def _all_it_does(member: MemberStatus, names: Mapping[PeerId, str]) -> Iterator[
 
 
 def _load(run: RunSummary, member: MemberStatus) -> str:
-    """How much of a step it computes, as far as is known."""
+    """Return the share of a step in which the member computes; empty if it is unknown."""
     work = member.work_in(run.run_id)
     if work is None or not (work.share and work.microbatch_s and run.step_s):
         return ""
@@ -317,7 +316,7 @@ def _load(run: RunSummary, member: MemberStatus) -> str:
 
 
 def _measured(member: MemberStatus) -> tuple[str, str]:
-    """Up and down, and there and back, between it and the coordinator."""
+    """Return Mbps up and down, and the round trip, between the member and the coordinator."""
     machine = member.machine
     if not machine.up_bytes_per_s:
         return "", ""
@@ -352,12 +351,12 @@ def _others(members: Iterable[MemberStatus], found: SwarmStatus) -> Table:
 
 
 def sparkline(values: Sequence[float], width: int, *, is_ascii: bool = False) -> str:
-    """A curve in one line, from its lowest to its highest; each place is a mean.
+    """Draw a curve in one line, scaled to its range; each letter is the mean of some values.
 
     Args:
-        values: first to last; what is not finite is left out.
-        width: places at most.
-        is_ascii: for terminals that have no blocks.
+        values: Values in order; the function skips those that are not finite.
+        width: Maximum number of letters.
+        is_ascii: Whether to avoid block characters.
     """
     known = [value for value in values if math.isfinite(value)]
     width = min(width, len(known))

@@ -1,4 +1,4 @@
-"""`swarm-ft plan`: what a job would take, before anything begins."""
+"""The command `swarm-ft plan`, which forecasts a job before it is submitted."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import examples, json_flag, log_option, takes
 from swarm_ft.cli.running import load, run_async, show_start
 from swarm_ft.client.options import PlanOptions
+from swarm_ft.protocol.spec.sizes import size_words, traffic_words
 
 if TYPE_CHECKING:
     from swarm_ft.client.forecast import Forecast, PeerMemory, StageForecast
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 @json_flag
 @log_option
 def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
-    """Say how long a job would take, what it sends and costs; nothing begins."""
+    """Forecast how long a job would take and what it would send; submits nothing."""
     from swarm_ft.stage.names import check_model_place
 
     check_model_place(options.model)
-    show_start("reading the model's config; libraries take some seconds", as_json=as_json)
+    show_start("reading the model's config; libraries take some seconds to load", as_json=as_json)
     load("swarm_ft.api.planning", "swarm_ft.discovery.dht")
 
     async def work() -> None:
@@ -55,13 +56,13 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
         for line in forecast_lines(found):
             click.echo(line)
         if placed.relayed_percent:
-            click.echo(f"relayed   about {placed.relayed_percent} % of what peers send each other")
+            click.echo(f"relayed   about {placed.relayed_percent} % of the traffic between peers")
 
     run_async(work)
 
 
 def forecast_fields(found: Forecast) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the document that `--json` prints."""
     fields = asdict(found)
     for stage in fields["stages"]:
         stage["layers"] = f"{stage['layers']['start']}-{stage['layers']['stop']}"
@@ -69,40 +70,31 @@ def forecast_fields(found: Forecast) -> dict[str, Any]:
 
 
 def forecast_lines(found: Forecast) -> Iterator[str]:
-    """What people read."""
+    """Yield the lines for people."""
     for stage in found.stages:
         yield _stage_line(stage)
         if stage.memory is not None:
             yield _memory_line(stage.memory)
     yield from found.lines()
     if found.kwh:
-        yield f"energy    {found.kwh:.2f} kWh, as volunteers stated their watts"
+        yield f"energy    {found.kwh:.2f} kWh, by the peers' --watts"
     for words in found.unknown:
-        yield f"not known {words}; the forecast leaves it out"
+        yield f"unknown   {words}; the forecast ignores it"
 
 
 def _stage_line(stage: StageForecast) -> str:
-    from rich.filesize import decimal
-
     names = ", ".join(stage.names or stage.peers)
-    takes = _size(stage.memory.total) if stage.memory else "?"
-    computes = f"{1000 * stage.compute_s:.0f} ms a microbatch" if stage.compute_s else "?"
-    return (
-        f"layers {stage.layers!s:<8} {names}: {takes}, {computes}, "
-        f"sends {decimal(round(stage.up_bytes))}, receives {decimal(round(stage.down_bytes))}"
-    )
+    takes = size_words(stage.memory.total) if stage.memory else "?"
+    computes = f"{1000 * stage.compute_s:.0f} ms per microbatch" if stage.compute_s else "?"
+    up, down = (traffic_words(round(count)) for count in (stage.up_bytes, stage.down_bytes))
+    return f"layers {stage.layers!s:<8} {names}: {takes}, {computes}, sends {up}, receives {down}"
 
 
 def _memory_line(memory: PeerMemory) -> str:
     count = memory.microbatches
-    each = f"{count} microbatch{'es' if count > 1 else ''} of {_size(memory.microbatch)}"
+    noun = "microbatch" if count == 1 else "microbatches"
     return (
-        f"          holds {_size(memory.held)}, {each}, temporaries {_size(memory.temporaries)}: "
-        f"{_size(memory.total)}"
+        f"          memory: weights and optimizer {size_words(memory.held)}, "
+        f"{count} {noun} of {size_words(memory.microbatch)}, "
+        f"temporaries {size_words(memory.temporaries)}"
     )
-
-
-def _size(num_bytes: int) -> str:
-    """Return a size in GiB, or in MiB where that would be next to nothing."""
-    mebibytes = num_bytes / (1 << 20)
-    return f"{mebibytes / 1024:.2f} GiB" if mebibytes >= 102.4 else f"{mebibytes:.3g} MiB"

@@ -1,4 +1,4 @@
-"""`swarm-ft client preview`: what a job would learn, before anything is submitted."""
+"""The command `swarm-ft client preview`, which shows a job's samples without a swarm."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from swarm_ft.client.preview import Preview, TextPiece
 
 SHOWN_CHARS = 2000
-"""Of a piece of a sample; the rest is counted."""
+"""Letters of a piece of a sample that are shown; the rest is counted."""
 
 
-_UNUSED = "Of `client train`, without effect here."
+_UNUSED = "Option of `client train` without effect on a preview."
 _KINDS: dict[str, dict[str, Any]] = {
     "invite": {},
     "initial-peers": {"multiple": True},
@@ -38,12 +38,12 @@ _OF_TRAIN = stack(
         for name, kind in _KINDS.items()
     )
 )
-"""Options of `client train` that have no effect here, so that its command line will do."""
+"""Options of `client train` without effect on a preview, so that its command lines work here."""
 
 
 @click.command(
     cls=GroupedCommand,
-    short_help="Show what a job would learn, before anything begins.",
+    short_help="Show a job's samples, and which tokens it would learn.",
     epilog=examples(
         "swarm-ft client preview --model gpt2 --dataset questions.jsonl",
         "swarm-ft client preview job.yaml --show 10",
@@ -57,17 +57,17 @@ _OF_TRAIN = stack(
     default=3,
     show_default=True,
     type=click.IntRange(0),
-    help="Samples to show, the first ones.",
+    help="Number of first samples to show.",
 )
 @json_flag
 @_OF_TRAIN
 @log_option
 def preview(options: JobOptions, num_shown: int, as_json: bool) -> None:
-    """Show what a job would learn; needs no swarm, and submits nothing.
+    """Show a job's samples, and which tokens it would learn; submits nothing.
 
-    Takes the options of `client train`, and reads the model's config and tokenizer and all data as
-    it does: documents and samples, tokens that are learned and only read, those that are cut or
-    left out with the reason, and the first samples, in which learned tokens are marked.
+    The command takes the options of `client train`, and reads the tokenizer and the data like it.
+    It counts documents, samples and tokens, gives the reasons for dropped ones, and marks the
+    learned tokens of the first samples. It needs no swarm.
     """
     from swarm_ft.client.data.stored import check_data
     from swarm_ft.stage.names import check_model_place
@@ -90,13 +90,13 @@ def preview(options: JobOptions, num_shown: int, as_json: bool) -> None:
 
 
 def lines_of(found: Preview, *, is_coloured: bool = False) -> Iterator[str]:
-    """A preview for people: how the data was read, counts, and the first samples."""
+    """Yield a preview for people: how the data was read, counts, and the first samples."""
     from swarm_ft.client.words import printable
 
     yield from map(printable, found.lines)
-    yield f"it would train for {found.run_words()}"
+    yield f"the job would train for {found.run_words()}"
     tokens, learned = found.train.num_tokens, found.train.num_targets
-    marks = "green" if is_coloured else "what stands outside of [brackets]"
+    marks = "green" if is_coloured else "those outside of [brackets]"
     yield f"{tokens:,} tokens, of which {learned:,} are learned: {marks}"
     for title, samples in (("sample", found.samples), ("held-out sample", found.eval_samples)):
         for number, sample in enumerate(samples, 1):
@@ -108,7 +108,7 @@ def lines_of(found: Preview, *, is_coloured: bool = False) -> Iterator[str]:
 
 
 def _piece(piece: TextPiece, *, is_coloured: bool) -> str:
-    """A piece in quotes, by which spaces and line breaks are seen and nothing steers a terminal."""
+    """Quote a piece, which shows its spaces and escapes control characters."""
     from swarm_ft.client.words import printable
 
     more = len(piece.text) - SHOWN_CHARS

@@ -1,4 +1,4 @@
-"""`swarm-ft relay`: give a public address to members that no other way brings together."""
+"""The command `swarm-ft relay`, which forwards links between members behind routers."""
 
 from __future__ import annotations
 
@@ -38,18 +38,22 @@ Mbps = Annotated[float, Range(0.1)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lent:
-    """What a relay gives away."""
+    """The limits of a relay."""
 
-    max_links: Annotated[int, Range(1, 65536), Option("Links at a time, each of two members.")] = (
-        256
-    )
+    max_links: Annotated[
+        int, Range(1, 65536), Option("Maximum number of links at a time; each joins two members.")
+    ] = 256
     max_mbps: Annotated[
         Mbps | None,
-        Option("Mbit/s of all links together, each way.", metavar="MBPS", default="no limit"),
+        Option(
+            "Maximum rate of all links together in Mbit/s, each way.",
+            metavar="MBPS",
+            default="no limit",
+        ),
     ] = None
     max_link_mbps: Annotated[
         Mbps | None,
-        Option("Mbit/s of one link, each way.", metavar="MBPS", default="no limit"),
+        Option("Maximum rate of one link in Mbit/s, each way.", metavar="MBPS", default="no limit"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -57,7 +61,7 @@ class Lent:
 
     @property
     def limits(self) -> RelayLimits:
-        """In bytes."""
+        """The same limits in bytes per second."""
         from swarm_ft.reach.relay import RelayLimits
 
         return RelayLimits(
@@ -68,7 +72,7 @@ class Lent:
 
 
 @click.command(
-    short_help="Join members that no other way brings together.",
+    short_help="Run a relay for members that cannot reach each other.",
     epilog=examples(
         "swarm-ft relay @invitation.txt",
         "swarm-ft relay @invitation.txt --port 7100 --announce relay.example.org",
@@ -76,24 +80,25 @@ class Lent:
     ),
 )
 @click.argument("invite", required=False, callback=invite_given, metavar="INVITE")
-@takes("listening", Listening)
+@takes("listening", Listening, instead={"host": "all interfaces"})
 @takes("lent", Lent)
 @json_flag
 @log_option
 @log_format_option
 def relay(invite: Invite | None, listening: Listening, lent: Lent, as_json: bool) -> None:
-    """Serve a swarm as a relay, until Ctrl-C; needs ports that everybody reaches.
+    """Run a relay for members that cannot reach each other, until Ctrl-C.
 
-    It joins the links of members whose routers let nothing else through, and sees ciphertext.
-    These are two ports: --port, and the next one, where members learn what their routers do.
+    The relay forwards encrypted links, which it cannot read. It needs two ports that everybody
+    reaches: --port, and the next one, with which members test their routers.
 
-    INVITE is @FILE, a file with what the swarm's owner gave you (`swarm-ft invite --role relay`).
-    Without it the command asks, or reads standard input.
+    INVITE is @FILE, a file with an invitation (`swarm-ft invite --role relay`). Without it the
+    command prompts for the invitation, or reads standard input.
     """
     invite = invite or invite_asked(reads_pipe=True)
     if invite is None:
         raise BadOption(
-            "expected an invitation in a file, as @FILE; 'swarm-ft invite --role relay' prints one"
+            "expected an invitation, got none; give a file as @FILE ('swarm-ft invite --role "
+            "relay' prints one)"
         )
     way = WayIn(invite=invite, initial_peers=(), dht_prefix=DHT_PREFIX)
     show_start("starting the relay", as_json=as_json)
@@ -106,12 +111,12 @@ def relay(invite: Invite | None, listening: Listening, lent: Lent, as_json: bool
 
 
 def _key_file() -> Path:
-    """Of the key of this user's relay on this machine."""
+    """Return the path of the key of this user's relay."""
     return state_folder() / "relay.pem"
 
 
 async def _serve(swarm: Joined, listening: Listening, lent: Lent, *, as_json: bool) -> None:
-    """Be a relay until cancelled; says where once the coordinator knows it."""
+    """Run the relay until cancelled; print its address once the coordinator knows it."""
     from swarm_ft.discovery.directory import find_coordinator
     from swarm_ft.reach.front import Front
     from swarm_ft.reach.relay import Attendance, Relay
@@ -124,23 +129,23 @@ async def _serve(swarm: Joined, listening: Listening, lent: Lent, *, as_json: bo
     attendance, front = Attendance(GrpcTransport(options), find, Random()), Front()
     own = Relay(front, attendance.key, lent.limits, attendance.unix_s)
 
-    async def tell(port: int) -> None:
+    async def show(port: int) -> None:
         _show(swarm.name, await attendance.welcomed, lent, as_json=as_json)
         await _check_reached(await find(), port)
         await asyncio.Event().wait()
 
     try:
         hello, port = await _listen(front, listening.towards(swarm.coordinator or ""))
-        await until_one_ends(attendance.run(own, hello), own.tell(), tell(port))
+        await until_one_ends(attendance.run(own, hello), own.tell(), show(port))
     finally:
         await front.close()
 
 
 async def _listen(front: Front, listening: Listening) -> tuple[RelayHello, int]:
-    """Take connections at two ports; where they are, and the first one.
+    """Listen on two ports; return the addresses to announce, and the first port.
 
     Raises:
-        PortInUse: one is taken.
+        PortInUse: One of the ports is taken.
     """
     from swarm_ft.protocol.messages.meeting import RelayHello
     from swarm_ft.transport.grpc_options import check_address
@@ -157,14 +162,14 @@ async def _listen(front: Front, listening: Listening) -> tuple[RelayHello, int]:
 
 
 async def _check_reached(coordinator: str, port: int) -> None:
-    """A relay that nobody reaches is told so."""
+    """Warn if the coordinator cannot connect to the relay's port."""
     from swarm_ft.reach.sockets import is_dialled_back
 
     with suppress(OSError, TimeoutError):
         if await is_dialled_back(coordinator, port) is False:
             logger.warning(
-                "the coordinator does not reach port %d of this machine: open it in the firewall, "
-                "or have the router forward it; no member uses this relay before",
+                "the coordinator cannot reach port %d of this machine, so no member uses this "
+                "relay; open the port in the firewall, or forward it in the router",
                 port,
             )
 
@@ -173,4 +178,6 @@ def _show(name: str | None, endpoint: str, lent: Lent, *, as_json: bool) -> None
     if as_json:
         click.echo(json.dumps({"relay": name, "endpoint": endpoint, "max_links": lent.max_links}))
         return
-    click.echo(f"relay {name} at {endpoint}, for {lent.max_links} links; Ctrl-C ends it")
+    click.echo(
+        f"The relay {name} is running at {endpoint}, for {lent.max_links} links. Ctrl-C stops it."
+    )

@@ -1,4 +1,4 @@
-"""`swarm-ft replay`: the swarm as it was, by what the coordinator recorded, decided again."""
+"""The command `swarm-ft replay`, which shows a recorded moment of a swarm."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def _time(_context: object, _option: object, text: str | None) -> float | None:
-    """Unix seconds of what people write.
+    """Parse a time to Unix seconds.
 
     Raises:
-        BadOption: it is no time.
+        BadOption: The text is no time.
     """
     from swarm_ft.errors import BadOption
 
@@ -45,7 +45,7 @@ def _is_number(text: str) -> bool:
 
 
 @click.command(
-    short_help="Show the swarm as it was at any moment.",
+    short_help="Show the swarm at any recorded moment.",
     epilog=examples(
         "swarm-ft replay swarm-ft-coordinator.db",
         "swarm-ft replay swarm-ft-coordinator.db --run run-1a2b3c4d --at 120",
@@ -59,48 +59,48 @@ def _is_number(text: str) -> bool:
     "step",
     type=click.IntRange(0),
     metavar="STEP",
-    help="The last moment at which the run had STEP steps.  [default: the end]",
+    help="Show the last moment at which the run had STEP steps.  [default: the end]",
 )
 @click.option(
     "--at-time",
     "unix_s",
     metavar="TIME",
     callback=_time,
-    help="At this local time, as 'swarm-ft events' prints it, or at these seconds since 1970.",
+    help="Show this moment: a local time as 'swarm-ft events' prints it, or seconds since 1970.",
 )
 @click.option(
     "--run",
     "run_name",
     metavar="ID",
-    help="The run of --at and --what-if.  [default: the only one]",
+    help="Id of the run for --at, --what-if and --trace.  [default: the only run]",
 )
 @click.option(
     "--what-if",
     "what_ifs",
     multiple=True,
     metavar="CHANGE",
-    help="Run the run on from there in a simulation, with this and without, and print both: "
-    "'peer NAME: 20 Mbps', '... 20 Mbps up', '... 2x compute', '... gone'. May be given again.",
+    help="Simulate the rest of the run with this change and without it, and compare: "
+    "'peer NAME: 20 Mbps', '... 20 Mbps up', '... 2x compute', '... gone'. May be repeated.",
 )
 @click.option(
     "--trace",
     "trace_file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write who was at which step when, until then, for ui.perfetto.dev.",
+    help="File for a trace of each peer's steps until that moment, for ui.perfetto.dev.",
 )
 @click.option(
     "--page",
     "has_page",
     is_flag=True,
-    help="Serve the coordinator's page of that moment, on this machine, until Ctrl-C.",
+    help="Serve the coordinator's web page of that moment on this machine, until Ctrl-C.",
 )
 @click.option(
     "--encrypt-at-rest",
     "key_file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The key file of the coordinator, if it has one.",
+    help="Key file of the coordinator, if it encrypts its files.",
 )
 @log_option
 @json_flag
@@ -115,10 +115,10 @@ def replay(
     key_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the swarm as it was, at any moment that a coordinator recorded beside its JOURNAL.
+    """Show the swarm at a moment that a coordinator recorded beside its JOURNAL.
 
-    The coordinator may run meanwhile, and nothing is changed. Every decision is made again, by the
-    same code.
+    The command repeats every decision with the coordinator's code, and changes nothing. The
+    coordinator may be running.
     """
     import json
 
@@ -129,7 +129,7 @@ def replay(
     from swarm_ft.ids import RunId
 
     if step is not None and unix_s is not None:
-        raise BadOption("--at, --at-time: give one of the two")
+        raise BadOption("--at, --at-time: expected one of the two, got both")
     files = files_of(journal, _key(key_file))
     run_id = RunId(run_name) if run_name else None
     moment = _chosen(files, step, unix_s, run_id)
@@ -153,7 +153,7 @@ def _key(path: Path | None) -> bytes | None:
     if path is None:
         return None
     if not path.is_file():
-        raise BadOption(f"--encrypt-at-rest {path}: there is no such file")
+        raise BadOption(f"--encrypt-at-rest {path}: no such file")
     return sealing_key_at(path)
 
 
@@ -176,7 +176,7 @@ def _moments(files: Sequence[RecordingFile]) -> Iterator[Moment]:
 
 
 def _from(files: Sequence[RecordingFile], unix_s: float) -> Sequence[RecordingFile]:
-    """Without those that end before."""
+    """Drop the files that end before this time."""
     begins = [file.begins() for file in files]
     earlier = [i for i, batch in enumerate(begins) if batch and batch.unix_s <= unix_s]
     return files[earlier[-1] if earlier else 0 :]
@@ -189,7 +189,7 @@ def _headline(moment: Moment) -> str:
 
 
 def _whole_status(moment: Moment) -> SwarmStatus:
-    """All pages of it, as a client puts them together."""
+    """Join all pages of the status, as a client does."""
     from dataclasses import replace
 
     from swarm_ft.protocol.messages.client import StatusRequest
@@ -203,7 +203,7 @@ def _whole_status(moment: Moment) -> SwarmStatus:
     return replace(first, members=tuple(members), runs=tuple(runs))
 
 
-# ---- what led there
+# ---- the way to that moment
 
 
 def _until(files: Sequence[RecordingFile], moment: Moment) -> Iterator[Moment]:
@@ -213,10 +213,10 @@ def _until(files: Sequence[RecordingFile], moment: Moment) -> Iterator[Moment]:
 
 
 def _only_run(moment: Moment, run_id: RunId | None) -> RunId:
-    """The run that is meant.
+    """Return the chosen run, or the only one.
 
     Raises:
-        BadOption: there is none, or several may be.
+        BadOption: There is no such run, or there are several and none is chosen.
     """
     from swarm_ft.errors import BadOption
 
@@ -224,7 +224,7 @@ def _only_run(moment: Moment, run_id: RunId | None) -> RunId:
     if run_id is None and len(known) == 1:
         return known[0]
     if run_id is None or run_id not in known:
-        raise BadOption(f"--run: expected a run that was known then: {', '.join(known) or 'none'}")
+        raise BadOption(f"--run: expected a run of that moment: {', '.join(known) or 'none'}")
     return run_id
 
 
@@ -255,8 +255,8 @@ def _serve(moment: Moment, until: Iterator[Moment], *, as_json: bool) -> None:
     async def work() -> None:
         source = Past(moment, retold)
         async with watched(source, SystemClock(), DOCUMENTS, HttpPlaces(page_port=0)) as found:
-            told = json.dumps({"page": found.address}) if as_json else f"see it at {found.address}"
-            click.echo(told)
+            line = json.dumps({"page": found.address}) if as_json else f"web page: {found.address}"
+            click.echo(line)
             await asyncio.Event().wait()
 
     run_until_stopped(work)
@@ -279,10 +279,10 @@ def _show_what_if(
 
 
 def _going(moment: Moment, run_id: RunId | None) -> RunId:
-    """The run that is meant.
+    """Return the chosen run, or the only active one.
 
     Raises:
-        BadOption: there is none, or several may be.
+        BadOption: There is no such run, or there are several and none is chosen.
     """
     from swarm_ft.errors import BadOption
 
@@ -291,7 +291,7 @@ def _going(moment: Moment, run_id: RunId | None) -> RunId:
         return going[0]
     if run_id not in going or run_id is None:
         known = ", ".join(going) or "none"
-        raise BadOption(f"--run: expected a run that was under way then, for --what-if: {known}")
+        raise BadOption(f"--run: expected a run that was active then, for --what-if: {known}")
     return run_id
 
 
@@ -300,17 +300,17 @@ def _what_if_lines(found: Compared) -> Iterator[str]:
 
     both = (found.without, found.changed)
     changes = ", ".join(found.changes)
-    yield f"run {found.run_id}, step {found.step}/{found.num_steps}, what if {changes}"
-    yield f"{'':<16}{'as it was':<14}{'with it':<14}"
+    yield f"{found.run_id}, step {found.step}/{found.num_steps}, what if {changes}"
+    yield f"{'':<18}{'without':<14}{'with it':<14}"
     seconds = [f"{o.step_s:.3g}" if o.step_s is not None else "no step" for o in both]
-    yield f"{'seconds a step':<16}{seconds[0]:<14}{seconds[1]:<14}".rstrip()
+    yield f"{'seconds per step':<18}{seconds[0]:<14}{seconds[1]:<14}".rstrip()
     times = [clock_time(outlook.eta_s) for outlook in both]
-    yield f"{'ETA':<16}{times[0]:<14}{times[1]:<14}".rstrip()
-    told = [{words for _, words in outlook.plans} for outlook in both]
-    common = told[0] & told[1]
-    for name, outlook in zip(("as it was", "with it"), both, strict=True):
+    yield f"{'ETA':<18}{times[0]:<14}{times[1]:<14}".rstrip()
+    decisions = [{words for _, words in outlook.plans} for outlook in both]
+    common = decisions[0] & decisions[1]
+    for name, outlook in zip(("without", "with it"), both, strict=True):
         if outlook.bound_by:
-            yield f"{name}, bound by {outlook.bound_by}"
+            yield f"{name}, limited by {outlook.bound_by}"
         for after_s, words in outlook.plans:
             if words in common:
                 continue
@@ -318,4 +318,4 @@ def _what_if_lines(found: Compared) -> Iterator[str]:
         if found.without.pipeline != found.changed.pipeline:
             yield f"{name}: {outlook.pipeline}"
     for words in found.unknown:
-        yield f"not known {words}; the simulation leaves it out"
+        yield f"unknown: {words}; the simulation ignores it"

@@ -1,4 +1,4 @@
-"""How a command runs: its event loop, what it shows meanwhile, and how it is asked to stop."""
+"""The event loop of a command, its first line and progress bars, and its stop signals."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ logger = log.get_logger(__name__)
 
 
 def show_start(words: str, *, as_json: bool = False) -> None:
-    """Show a command's first line, before it imports what takes seconds; programs get none."""
-    if log.is_json():  # standard error has nothing else then
+    """Print a command's first line before slow imports; with `--json` there is none."""
+    if log.is_json():  # Then standard error has nothing but JSON.
         logger.info(words)
     elif not as_json:
         click.echo(words, err=True)
@@ -34,8 +34,8 @@ def show_start(words: str, *, as_json: bool = False) -> None:
 def load(*modules: str) -> None:
     """Import modules that take seconds.
 
-    The garbage collector rests meanwhile: it would look through all objects of all modules again
-    and again, for a fifth of the time.
+    The function disables the garbage collector meanwhile. It would scan the objects of all modules
+    again and again, which takes a fifth of the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -48,7 +48,7 @@ def load(*modules: str) -> None:
 
 
 def run_until_stopped(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `work`; Ctrl-C and SIGTERM cancel it, and it cleans up."""
+    """Run `work` until it ends or a stop signal cancels it."""
 
     async def supervised() -> None:
         task = asyncio.ensure_future(work())
@@ -61,10 +61,10 @@ def run_until_stopped(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def run_async(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `work` on the fastest event loop that this system has.
+    """Run `work` on the fastest event loop of this system.
 
     Raises:
-        KeyboardInterrupt: a signal cancelled it.
+        KeyboardInterrupt: A signal cancelled it.
     """
     try:
         run_loop(work())
@@ -74,7 +74,7 @@ def run_async(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
-    """Show on a terminal that something goes on; it leaves nothing behind."""
+    """Show a spinner on a terminal as long as the context lasts."""
     from rich.console import Console
 
     with Console(stderr=True).status(text):
@@ -83,7 +83,7 @@ def spinner(text: str) -> Iterator[None]:
 
 @contextmanager
 def reading_bar() -> Iterator[Listener]:
-    """Show on a terminal how far data was read; what is told of it stays to be read."""
+    """Show the progress of reading data on a terminal; its messages remain above the bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
@@ -103,25 +103,25 @@ def reading_bar() -> Iterator[Listener]:
     task = bar.add_task("reading the model and the data", total=None)
 
     def show(so_far: ReadSoFar) -> None:
-        words = f"{so_far.num_documents:,} documents, {so_far.num_samples:,} samples"
+        counts = f"{so_far.num_documents:,} documents, {so_far.num_samples:,} samples"
         whole = None if so_far.done is None else 1.0
-        bar.update(task, description=words, completed=so_far.done or 0.0, total=whole)
+        bar.update(task, description=counts, completed=so_far.done or 0.0, total=whole)
 
-    def tell(line: str) -> None:
+    def print_line(line: str) -> None:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     with bar:
-        yield Listener(tell=tell, show=show)
+        yield Listener(tell=print_line, show=show)
 
 
 def on_stop_signal(stop: Callable[[], object]) -> None:
-    """Call `stop` at every stop signal from now on, in the running loop, and nothing else."""
+    """Replace the handler of all stop signals by `stop`, which the running loop calls."""
     on_each_stop_signal(lambda _: stop())
 
 
 def on_each_stop_signal(stop: Callable[[signal.Signals], object]) -> None:
-    """As `on_stop_signal`; `stop` is told which."""
+    """Replace the handler of all stop signals by `stop`, which gets the signal."""
     for number in stop_signals():
         if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
-            continue  # started with nohup
+            continue  # The command was started with nohup.
         on_signal(number, partial(stop, number))

@@ -1,4 +1,4 @@
-"""`swarm-ft serve-stage`: lend this machine to a swarm."""
+"""The command `swarm-ft serve-stage`, which lends this machine to a swarm."""
 
 from __future__ import annotations
 
@@ -42,31 +42,33 @@ if TYPE_CHECKING:
 
 PAUSE_CASES = ("gpu-busy", "on-battery", "user-active")
 MIN_MBPS = 0.1
+LEFT_AT_ONCE = 130
+"""Exit code after a second stop signal."""
 PEER_MODULES = ("swarm_ft.peer.node", "swarm_ft.discovery.dht", "swarm_ft.stage.hub_cache")
-"""All that a peer without a run imports. With its first run come transformers' models."""
+"""Modules that a peer needs before its first run, which then imports transformers' models."""
 
 
 def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of what is lent of the link."""
+    """Add the options that limit the use of the link."""
     for option in (
         click.option(
             "--monthly-gb",
             metavar="GB",
             type=click.FloatRange(min=0, min_open=True),
-            help="Send and receive so many GB a calendar month at most, then pause until the next. "
-            "The count is kept with the peer's key.",
+            help="Maximum traffic in GB per calendar month, sent and received. Then the peer "
+            "pauses until the next month. The count lies beside the peer's key.",
         ),
         click.option(
             "--download-mbps",
             metavar="MBPS",
             type=click.FloatRange(min=MIN_MBPS),
-            help="Receive from other members at so many Mbps at most.",
+            help="Maximum rate of receiving from others, in Mbps.",
         ),
         click.option(
             "--upload-mbps",
             metavar="MBPS",
             type=click.FloatRange(min=MIN_MBPS),
-            help="Send to other members at so many Mbps at most; the coordinator plans with it.",
+            help="Maximum rate of sending to others, in Mbps; the coordinator plans with it.",
         ),
     ):
         command = option(command)
@@ -89,42 +91,47 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Blocks to host: 12-24 means blocks 12 to 23; auto lets the coordinator choose.",
 )
 @way_in(by_argument=True)
-@takes("listening", Listening)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
+@takes("listening", Listening, instead={"host": "all interfaces; 127.0.0.1 with --insecure"})
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Device to compute on: auto, cpu, cuda, cuda:N or mps.",
+)
 @click.option(
     "--dtype",
     default="float32",
     show_default=True,
     type=click.Choice(["float32", "bfloat16"]),
-    help="What to compute in; weights stay float32.",
+    help="Data type of computations; weights stay float32.",
 )
 @click.option(
     "--model",
     metavar="DIR|HUB_ID",
-    help="Use this model for every run, in the place of the one that a job names. "
-    "Its weights must be the run's; digests are checked.",
+    help="Model to use for every run, in place of the one that a job names. The peer checks that "
+    "the weights are the run's.",
 )
 @click.option(
     "--models",
     multiple=True,
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
-    help="Directory below which jobs may name models; may be given several times. Without it a job "
-    "opens no directory of this machine.",
+    help="Directory below which jobs may name models. May be repeated. Without it jobs open no "
+    "directories of this machine.",
 )
 @click.option(
     "--model-disk",
     "model_disk_bytes",
     metavar="SIZE",
     type=ByteSize(),
-    help="Disk for models of the hub that jobs name; those used least recently go first, 0 fetches "
-    "none.  [default: a quarter of what is free]",
+    help="Disk for hub models that jobs name; the peer deletes the least recently used first. "
+    "With 0 it downloads none.  [default: a quarter of the free disk]",
 )
 @click.option(
     "--allow-models",
     multiple=True,
     metavar="ORG/NAME|ORG/*",
-    help="Model or organisation of the hub that jobs may name; may be given several times.  "
+    help="Hub model or organization that jobs may name. May be repeated.  "
     "[default: all public models]",
 )
 @click.option(
@@ -132,9 +139,9 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "lent_memory_bytes",
     metavar="SIZE",
     type=ByteSize(minimum=1),
-    help="Limit for stages and their microbatches, such as 5GiB; bounds --layers auto. On a GPU it "
-    "is the total; on a CPU buffers are extra.  "
-    "[default: 80 % of what is free beside buffers]",
+    help="Memory for stages and their microbatches, such as 5GiB; limits --layers auto. On a GPU "
+    "it is the total; on a CPU buffers are extra.  "
+    "[default: 80 % of the memory that is free beside buffers]",
 )
 @click.option(
     "--max-stages",
@@ -142,16 +149,19 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.IntRange(1, MAX_HOSTED),
     default=MAX_HOSTED,
     show_default=True,
-    help="Host so many stages at most, each of another run, where --memory has room for them; 1 "
-    "works for one run at a time.",
+    help="Maximum number of stages at a time, each of another run, as far as --memory has room.",
 )
-@click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="Number of CPU threads to compute with.  [default: all cores]",
+)
 @click.option(
     "--watts",
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="W",
-    help="Power that this machine draws under load, for forecasts of energy ('swarm-ft plan').",
+    help="Power that this machine draws under load, for energy forecasts ('swarm-ft plan').",
 )
 @takes("buffers", BufferOptions)
 @snapshots_option
@@ -160,8 +170,8 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "keep_disk_bytes",
     metavar="SIZE",
     type=ByteSize(),
-    help="Disk for encrypted snapshots of others' stages; 0 keeps none.  [default: a tenth of what "
-    "is free]",
+    help="Disk for encrypted snapshots of other peers' stages; 0 for none.  "
+    "[default: a tenth of the free disk]",
 )
 @click.option(
     "--name",
@@ -173,20 +183,21 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--peer-id",
     metavar="NAME",
-    help="Id and name of this peer, with --insecure alone.  [default: the one that it had here "
-    "before, or a random one]",
+    help="Id and name of this peer, only with --insecure.  [default: its last one here, or a "
+    "random one]",
 )
 @click.option(
     "--hours",
     metavar="START-STOP",
-    help="Work only at these hours of the day, by this machine's clock: 22-7, 22:30-6:45.",
+    help="Hours of the day in which the peer works, in local time: 22-7, 22:30-6:45.  "
+    "[default: all]",
 )
 @click.option(
     "--pause-when",
     multiple=True,
     type=click.Choice(PAUSE_CASES),
-    help="Pause while another program uses the GPU, the machine runs on its battery, or somebody "
-    "sits at it; may be given several times.",
+    help="Pause while another program uses the GPU, the machine runs on battery, or somebody uses "
+    "it. May be repeated.",
 )
 @_link_options
 @click.option(
@@ -195,14 +206,14 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.FloatRange(min=0),
     default=LEAVE_TIMEOUT_S,
     show_default=True,
-    help="Seconds that it may take to hand over what nobody else has, when a service manager or a "
-    "script stops this peer. Ctrl-C at a terminal waits as long as it takes; once more does not.",
+    help="Seconds that the peer may take to hand over its state when a service manager or a script "
+    "stops it. Ctrl-C at a terminal has no limit; a second Ctrl-C leaves at once.",
 )
 @click.option(
     "--encrypt-at-rest",
     is_flag=True,
-    help="Encrypt what this peer writes to disks: buffers, snapshots, results. The coordinator "
-    "keeps a key for each run, which ends with the run.",
+    help="Encrypt this peer's files: buffers, snapshots, results. The coordinator has a key for "
+    "each run, and deletes it when the run is over.",
 )
 @json_flag
 @log_option
@@ -215,12 +226,12 @@ def serve_stage(
     encrypt_at_rest: bool,
     leave_timeout: float,
     as_json: bool,
-    **given: Any,
+    **values: Any,
 ) -> None:
-    """Host one stage of whatever run the swarm trains, until Ctrl-C.
+    """Lend this machine to a swarm, as a peer that hosts stages of runs, until Ctrl-C.
 
-    INVITE is @FILE, a file with what its owner gave you (`swarm-ft invite`). Without it the command
-    asks, or reads standard input.
+    INVITE is @FILE, a file with an invitation (`swarm-ft invite`). Without it the command prompts
+    for the invitation, or reads standard input.
     """
     from swarm_ft.api.serving import ServeOptions, check_options, lending
     from swarm_ft.protocol.spec.layers import parse_layers
@@ -230,11 +241,11 @@ def serve_stage(
         listening=listening,
         buffers=buffers,
         encrypt_at_rest=encrypt_at_rest,
-        **given,
+        **values,
     )
 
     check_options(way, options)
-    show_start("starting this peer; its libraries take some seconds", as_json=as_json)
+    show_start("starting the peer; libraries take some seconds to load", as_json=as_json)
     load(*PEER_MODULES)
 
     async def work(lent: Lent) -> None:
@@ -247,19 +258,23 @@ def serve_stage(
         run_async(lambda: work(lent))
 
 
-# ---- a peer from its first to its last word
+# ---- a peer from its first to its last line
 
 
 async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: bool) -> None:
-    """Be a peer until a stop signal; says where it listens once it does."""
+    """Run the peer until a stop signal, and print its address once it listens.
+
+    Raises:
+        Exit: A second stop signal ended the peer; its contribution is the last line.
+    """
     from swarm_ft.api.serving import kept, peer_up
 
     line = PeerLine()
     lent.keeper.say = line.say
     offer = await lent.offer(swarm)
 
-    def leaves_politely(node: PeerNode) -> None:
-        on_each_stop_signal(_politely_first(node, line, leave_timeout_s))
+    def drain_on_signal(node: PeerNode) -> None:
+        on_each_stop_signal(_drain_first(node, line, leave_timeout_s))
 
     up = peer_up(
         swarm,
@@ -267,35 +282,37 @@ async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: 
         offer,
         lent.make_engine,
         lent.shape,
-        on_made=leaves_politely,
+        on_made=drain_on_signal,
         on_leave=line.show,
     )
     async with up as peer:
         is_encrypted = bool(swarm.credentials)
         _show(offer, lent, peer, is_encrypted=is_encrypted, as_json=as_json)
-        ask = partial(_asked, peer.node, line, lent.keeper)
-        speaking = PeerControl(offer.peer_id, peer.node, ask, peer.name)
+        carry_out = partial(_carry_out, peer.node, line, lent.keeper)
+        control = PeerControl(offer.peer_id, peer.node, carry_out, peer.name)
         home = lent.home.path if lent.home else None
 
-        async def tell() -> None:
+        async def show_reachability() -> None:
             await _tell_reached(peer.transport, swarm.coordinator, as_json=as_json)
             if not as_json:
                 line.start(AtWork(peer.node, lent.shape))
 
         async with (
-            beside(tell()),
-            speaking.listening(home),
+            beside(show_reachability()),
+            control.listening(home),
             kept(peer.node, lent.keeper),
         ):
             try:
                 await peer.run()
+            except asyncio.CancelledError:
+                raise click.exceptions.Exit(LEFT_AT_ONCE) from None
             finally:
                 line.end()
                 say_farewell(peer.name, peer.node.last_contribution, as_json=as_json)
 
 
-def _asked(node: PeerNode, line: PeerLine, keeper: Keeper, verb: str) -> None:
-    """By `swarm-ft peer`."""
+def _carry_out(node: PeerNode, line: PeerLine, keeper: Keeper, verb: str) -> None:
+    """Carry out a request of `swarm-ft peer`."""
     if verb == DRAIN:
         line.begin(hosts=node.hosts, timeout_s=math.inf)
         node.leave(reason="its volunteer asked for it")
@@ -303,22 +320,23 @@ def _asked(node: PeerNode, line: PeerLine, keeper: Keeper, verb: str) -> None:
         keeper.ask(to_pause=verb == PAUSE)
 
 
-def _politely_first(
+def _drain_first(
     node: PeerNode, line: PeerLine, timeout_s: float
 ) -> Callable[[signal.Signals], object]:
-    """Ask to leave at the first stop signal; at the next one, let go of whatever is here.
+    """Return a handler that drains the peer at the first stop signal and ends it at the second.
 
-    Who presses Ctrl-C can press it again, so that waits as long as it takes.
+    The first Ctrl-C at a terminal sets no time limit, since the user can press it again.
     """
-    task, asked = asyncio.current_task(), False
+    task, is_draining = asyncio.current_task(), False
 
     def stop(number: signal.Signals) -> None:
-        nonlocal asked
-        asked |= number is signal.SIGINT and node.leaves  # it was drained
-        if asked and task is not None:
+        nonlocal is_draining
+        # `swarm-ft peer drain` may have started it.
+        is_draining |= number is signal.SIGINT and node.leaves
+        if is_draining and task is not None:
             task.cancel()
             return
-        asked = True
+        is_draining = True
         is_by_hand = number is signal.SIGINT and sys.stdin.isatty()
         line.begin(hosts=node.hosts, timeout_s=math.inf if is_by_hand else timeout_s)
         node.leave(math.inf if is_by_hand else timeout_s, "Ctrl-C" if is_by_hand else number.name)
@@ -342,36 +360,42 @@ def _show(offer: PeerOptions, lent: Lent, peer: Peer, *, is_encrypted: bool, as_
     endpoint = peer.endpoint
     layers, only_here = str(offer.layers or "auto"), is_loopback(host_of(endpoint))
     if as_json:
-        told = {"peer": offer.peer_id, "name": peer.name, "layers": layers, "endpoint": endpoint}
-        privacy = {"encrypted": is_encrypted, "encrypted_at_rest": offer.encrypts}
-        privacy["only_here"] = only_here
-        lends = {"lends": lent.resources.fields()}
-        click.echo(json.dumps({**told, **privacy, **lends}))
+        document = {
+            "peer": offer.peer_id,
+            "name": peer.name,
+            "layers": layers,
+            "endpoint": endpoint,
+            "encrypted": is_encrypted,
+            "encrypted_at_rest": offer.encrypts,
+            "only_here": only_here,
+            "lends": lent.resources.fields(),
+        }
+        click.echo(json.dumps(document))
         return
     chosen = f"it offers layers {layers}" if offer.layers else "the coordinator chooses its layers"
     click.echo(f"This machine is {peer.name} at {endpoint}; {chosen}. Ctrl-C leaves.")
     if only_here:
         click.echo(
-            f"{host_of(endpoint)} is this machine's own address: peers on other machines cannot "
-            "use it; --announce HOST names another"
+            f"Only this machine can reach {host_of(endpoint)}; --announce HOST sets an address "
+            "for peers on other machines."
         )
     for line in who_sees(offer, is_encrypted=is_encrypted):
         click.echo(line)
     if restarts_after_idle():
-        click.echo(f"optional: {ADVICE}")
+        click.echo(f"Optional: {ADVICE}")
 
 
 def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
-    """What passes this machine of others' data, and what becomes of it, in words."""
+    """Describe which data of others this machine sees and stores."""
     from swarm_ft.protocol.spec.sizes import size_words
 
-    others = "" if is_encrypted else "; so does whoever sees its network: links are not encrypted"
+    links = "" if is_encrypted else " Links are not encrypted: the network can read them, too."
     where = offer.buffers.directory.parent if offer.buffers.directory else offer.shard_dir
     form = "encrypted" if offer.encrypts else "unencrypted (see --encrypt-at-rest)"
     return (
-        "Of the runs that it serves this machine sees activations, gradients, its layers' weights "
-        f"and, with the first or the last stage, text{others}.",
+        "This machine sees activations, gradients and its layers' weights of the runs that it "
+        f"serves; with the first or the last stage it also sees text.{links}",
         f"Files of a run lie {form} in {where} until the run ends.",
-        "It also stores backups of other machines' stages, which it cannot read: up to "
+        "It also stores encrypted backups of other peers' stages, which it cannot read: up to "
         f"{size_words(offer.keeping.max_bytes)} (--keep-disk).",
     )

@@ -1,4 +1,4 @@
-"""`swarm-ft status`: the swarm on one screen, or all that the coordinator knows of it."""
+"""The command `swarm-ft status`, which shows the swarm's runs and peers."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    short_help="Show the swarm's runs and peers.",
     epilog=examples(
         "swarm-ft status --invite @invitation.txt",
         "swarm-ft status --invite @invitation.txt --watch",
         "swarm-ft status --insecure --coordinator 127.0.0.1:7000 --json",
-    )
+    ),
 )
-@click.option("--watch", "watches", is_flag=True, help="Show it anew every second, until Ctrl-C.")
+@click.option("--watch", "watches", is_flag=True, help="Refresh every second, until Ctrl-C.")
 @click.option(
     "--verbose",
     "is_verbose",
     is_flag=True,
-    help="Show stages, links, buffers and contributions too, on several lines a run and a peer.",
+    help="Show stages, links, buffers and contributions too, on several lines per run and peer.",
 )
 @look_options
 @json_flag
 def status(way: WayIn, watches: bool, is_verbose: bool, as_json: bool) -> None:
-    """Show the swarm's runs and peers, a line each."""
+    """Show the swarm's runs and peers, one line each."""
     from swarm_ft.cli.running import run_async, run_until_stopped
 
     if not watches:
-        gc.disable()  # nothing lives long enough to be collected; that is a tenth of the time
+        gc.disable()  # A collection would find nothing, and takes a tenth of the time.
 
     def show(found: SwarmStatus, *, clears: bool = False) -> None:
         if clears:
-            click.clear()  # a terminal alone
+            click.clear()  # Does nothing without a terminal.
         click.echo(json.dumps(status_fields(found)) if as_json else _text(found, is_verbose))
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""`swarm-ft top`: a swarm's runs, pipeline and events, live in a terminal."""
+"""The command `swarm-ft top`, which shows runs, pipeline and events live in a terminal."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ if TYPE_CHECKING:
     from swarm_ft.protocol.messages.events import SwarmEvent
 
 NUM_EVENTS = 100
-"""That are kept: more than a terminal has lines."""
+"""Number of newest events in memory, more than a terminal has lines."""
 MAX_CURVES = 8
-"""Runs whose losses are asked for, the newest."""
+"""Number of newest runs whose losses are shown."""
 REDRAWN_EVERY_S = 0.5
 
 
 @click.command(
+    short_help="Watch runs, pipeline and events live.",
     epilog=examples(
         "swarm-ft top --invite @invitation.txt",
         "swarm-ft top --invite @invitation.txt --once",
         "swarm-ft top --insecure --coordinator 127.0.0.1:7000",
-    )
+    ),
 )
-@click.option("--once", is_flag=True, help="Print one picture.  [default where no terminal is]")
-@click.option("--run", "run_name", metavar="ID", help="Show this run's pipeline first.")
+@click.option("--once", is_flag=True, help="Print the screen once.  [default without a terminal]")
+@click.option("--run", "run_name", metavar="ID", help="Id of the run whose pipeline comes first.")
 @look_options
 def top(way: WayIn, once: bool, run_name: str | None) -> None:
-    """Watch the swarm: runs, pipeline, what happens.
+    """Watch the swarm's runs, a pipeline and the events live.
 
-    q quits, p holds the picture, tab and the arrows go from run to run.
+    Press q to quit, p to freeze the screen, and tab or the arrows to select another run.
     """
     from rich.console import Console
 
@@ -64,11 +65,11 @@ def top(way: WayIn, once: bool, run_name: str | None) -> None:
 
 
 class Watched:
-    """What is known of a swarm, which grows as it is asked and told.
+    """The data that `top` shows: status, losses and events of a swarm.
 
     Args:
-        swarm: who is asked.
-        view: what is looked at first.
+        swarm: Connection to the swarm.
+        view: Initial view.
     """
 
     def __init__(self, swarm: SwarmClient, view: View) -> None:
@@ -82,13 +83,13 @@ class Watched:
 
     @property
     def found(self) -> SwarmStatus:
-        """The newest facts; there are none before `ask`."""
+        """The newest status; `ask` must come first."""
         if self._found is None:
-            raise RuntimeError("nobody asked yet")
+            raise RuntimeError("ask() must come first")
         return self._found
 
     def picture(self) -> Picture:
-        """All of it."""
+        """Return the screen's contents."""
         from swarm_ft.cli.picture import Picture
 
         curves = {run: list(steps.values()) for run, steps in self._losses.items()}
@@ -101,19 +102,19 @@ class Watched:
         )
 
     async def ask(self) -> None:
-        """Ask who is there and what runs.
+        """Fetch the swarm's status.
 
         Raises:
-            SwarmError: the coordinator cannot be asked.
+            SwarmError: The coordinator does not answer.
         """
         self._found = await self._swarm.status()
         self.trouble = ""
 
     async def read(self) -> None:
-        """All that happened and was learned until now; `ask` comes before.
+        """Fetch the events and losses until now; `ask` must come first.
 
         Raises:
-            SwarmError: the coordinator cannot be asked.
+            SwarmError: The coordinator does not answer.
         """
         from swarm_ft.cli.watching import told_of
 
@@ -122,14 +123,15 @@ class Watched:
             async for event in events:
                 self._events.append(event)
         for run in self._with_curves():
-            async with aclosing(told_of(self._swarm, run, follows=False)) as told:
-                async for one in told:
-                    self._learn(run.run_id, one)
+            async with aclosing(told_of(self._swarm, run, follows=False)) as rows:
+                async for row in rows:
+                    self._add_loss(run.run_id, row)
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Stay informed while the context lasts; `ask` comes before."""
-        tasks = [asyncio.create_task(work) for work in (self._ask_on(), self._hear_on())]
+        """Update the data as long as the context lasts; `ask` must come first."""
+        updates = (self._update_status(), self._update_events())
+        tasks = [asyncio.create_task(work) for work in updates]
         try:
             yield
         finally:
@@ -138,7 +140,7 @@ class Watched:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask_on(self) -> None:
+    async def _update_status(self) -> None:
         from swarm_ft.errors import SwarmError
 
         while True:
@@ -152,22 +154,22 @@ class Watched:
             except SwarmError as error:
                 self.trouble = f"waiting for the coordinator: {error.message}"
 
-    async def _hear_on(self) -> None:
+    async def _update_events(self) -> None:
         first = max(0, self.found.next_event - NUM_EVENTS)
         async with aclosing(self._swarm.events(first, follows=True)) as events:
             async for event in events:
                 self._events.append(event)
 
     async def _follow(self, run_id: RunId) -> None:
-        async with aclosing(self._swarm.watch(run_id, lambda _trouble: None)) as told:
-            async for event in told:
-                self._learn(run_id, event)
+        async with aclosing(self._swarm.watch(run_id, lambda _trouble: None)) as run_events:
+            async for event in run_events:
+                self._add_loss(run_id, event)
 
     def _with_curves(self) -> list[RunSummary]:
         return [run for run in self.found.runs if run.is_own][-MAX_CURVES:]
 
-    def _learn(self, run_id: RunId, event: RunEvent) -> None:
-        """Steps that are made again, and those behind them, count anew."""
+    def _add_loss(self, run_id: RunId, event: RunEvent) -> None:
+        """Add a step's loss; a repeated step replaces its loss and drops all later ones."""
         from swarm_ft.protocol.messages.client import StepCommitted
 
         if isinstance(event, StepCommitted):
@@ -185,7 +187,7 @@ async def _once(watched: Watched, console: Console) -> None:
 
 
 async def _live(watched: Watched, console: Console) -> None:
-    """Until q or Ctrl-C."""
+    """Redraw the screen until q or Ctrl-C."""
     from rich.live import Live
 
     from swarm_ft.systems import keys_pressed
@@ -210,7 +212,7 @@ async def _live(watched: Watched, console: Console) -> None:
 
 
 async def _news(has_news: asyncio.Event) -> None:
-    """Until a key, or until it is time."""
+    """Wait for a key, or until the next redraw."""
     try:
         async with asyncio.timeout(REDRAWN_EVERY_S):
             await has_news.wait()

@@ -1,7 +1,7 @@
-"""`swarm-ft events` and `losses`: what happened and why, how a run learns; words of `status`.
+"""The commands `swarm-ft events` and `losses`, and the texts of `status`.
 
-They ask the coordinator alone. With an invitation, or its address, nothing else is opened: no DHT,
-no torch; so each takes a fraction of a second.
+They connect to the coordinator alone. With an invitation or the coordinator's address they need
+neither the DHT nor torch, and take a fraction of a second.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from swarm_ft.api.documents import event_fields, row_fields
 from swarm_ft.api.joining import WayIn, client_key_file, connected
 from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import examples, json_flag, log_option, stack
+from swarm_ft.protocol.spec.sizes import size_words, traffic_words
 
 if TYPE_CHECKING:
     from swarm_ft.client.swarm import SwarmClient
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 WATCH_S = 1.0
 NEWEST_EVENTS = 100
-"""That are shown of a swarm if nobody says since when."""
+"""Number of newest events that are shown without `--since`."""
+NO_PEERS = "no peers yet; 'swarm-ft serve-stage' lends a machine"
 CSV_COLUMNS = (
     "step",
     "loss",
@@ -50,15 +52,17 @@ CSV_COLUMNS = (
 )
 
 look_options = stack(way_in(by_address=True), log_option)
-run_option = click.option("--run", "run_name", metavar="ID", help="This run alone.")
+run_option = click.option(
+    "--run", "run_name", metavar="ID", help="Id of a run, to show its events only."
+)
 
 
 @asynccontextmanager
 async def looking(way: WayIn) -> AsyncIterator[SwarmClient]:
-    """A client that asks the coordinator and nobody else; raises as `joined` does.
+    """Connect a client to the coordinator alone; raises as `joined` does.
 
-    With an invitation the coordinator is where that says, or was told. Without one, and without
-    its address, the DHT has to be asked, which takes seconds.
+    The coordinator's address comes from the command line or the invitation. Without either, a
+    lookup in the DHT takes seconds.
     """
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.discovery.directory import KnownCoordinator
@@ -85,9 +89,7 @@ async def looking(way: WayIn) -> AsyncIterator[SwarmClient]:
 
 
 def verbose_lines(found: SwarmStatus) -> Iterator[str]:
-    """All that the coordinator knows, for people: warnings, runs, peers, relays, who is away."""
-    from rich.filesize import decimal
-
+    """Yield the full status for people: warnings, runs, peers, relays, offline contributors."""
     from swarm_ft.protocol.messages.enrolment import name_lookup
 
     name_of = name_lookup(found.names)
@@ -97,42 +99,40 @@ def verbose_lines(found: SwarmStatus) -> Iterator[str]:
     for member in found.members:
         yield from _member_lines(member, name_of)
     if not found.members:
-        yield "no peer is there; start some with 'swarm-ft serve-stage'"
+        yield NO_PEERS
     for relay in found.relays:
-        moved = decimal(relay.relayed_bytes)
+        moved = traffic_words(relay.relayed_bytes)
         name = name_of(relay.name) if relay.name else "of the coordinator"
         named = f"relay {name} at {relay.endpoint}"
         yield f"{named}  {relay.links} links, {moved} so far"
-    here = {member.peer_id for member in found.members}
+    present = {member.peer_id for member in found.members}
     for one in found.contributors:
-        if one.peer_id not in here:
-            yield f"peer {name_of(one.peer_id)}  not here now; gave {one.given}"
+        if one.peer_id not in present:
+            yield f"peer {name_of(one.peer_id)}  offline; gave {one.given}"
 
 
 def _member_lines(member: MemberStatus, name_of: Callable[[str], str]) -> Iterator[str]:
-    from swarm_ft.protocol.spec.sizes import size_words
-
     name = name_of(member.peer_id)
     key = "" if name == member.peer_id else f"  ({member.peer_id})"
     granted = f"  ({member.grant})" if str(member.grant) else ""
     idle = f"  idle: {member.idle}" if member.idle else ""
     yield f"peer {name}{key}  layers {member.layers or 'auto'}{granted}{idle}"
     machine = member.machine
-    words = [
+    facts = [
         member.device,
         f"{size_words(member.memory_bytes)} lent" if member.memory_bytes else "",
         f"swarm-ft {member.version}" if member.version else "",
         f"at {member.endpoint}" if member.endpoint else "",
-        f"heard {member.heard_ago_s:.0f} s ago" if member.heard_ago_s >= 1.0 else "",
+        f"last heartbeat {member.heard_ago_s:.0f} s ago" if member.heard_ago_s >= 1.0 else "",
     ]
-    if any(words):
-        yield f"  {', '.join(filter(None, words))}"
+    if any(facts):
+        yield f"  {', '.join(filter(None, facts))}"
     for work in member.works:
         yield f"  {_work_words(work, name_of)}"
     links = [link_words(link, name_of(link.peer_id)) for link in member.links]
     if machine.up_bytes_per_s:
         up, down = (8e-6 * rate for rate in (machine.up_bytes_per_s, machine.down_bytes_per_s))
-        trip = f"{1e3 * machine.round_trip_s:.0f} ms there and back"
+        trip = f"{1e3 * machine.round_trip_s:.0f} ms round trip"
         links.append(f"coordinator: {up:.0f} Mbps up, {down:.0f} down, {trip}")
     if links:
         yield f"  links: {', '.join(links)}"
@@ -147,26 +147,26 @@ def _work_words(work: MemberWork, name_of: Callable[[str], str]) -> str:
     replica = f", replica {work.replica + 1} of {work.num_replicas}"
     where = f"layers {work.layers}{replica if work.num_replicas > 1 else ''}"
     noun = "microbatch" if work.share == 1 else "microbatches"
-    share = f"; {work.share} {noun} a step" if work.share else ""
+    share = f"; {work.share} {noun} per step" if work.share else ""
     speed = f", {work.microbatch_s:.3g} s each" if work.share and work.microbatch_s else ""
     return f"{work.run_id}, {where}: {does}{share}{speed}"
 
 
 def link_words(link: MemberLink, name: str) -> str:
-    """How a member reaches another one of that name, and what it measured."""
+    """Describe a member's link to another one: the way, and the measured speed."""
     way = f"{link.way} to " if link.way is not None else "to "
     measured = speed_words(link.speed)
     return f"{way}{name}{f' ({measured})' if measured else ''}"
 
 
 def speed_words(speed: LinkSpeed) -> str:
-    """What was measured of a link: the way there, and there and back without a queue."""
-    words = []
+    """Describe a link's measured speed: the rate to the other end, and the shortest round trip."""
+    parts = []
     if speed.bytes_per_s:
-        words.append(f"{8e-6 * speed.bytes_per_s:.3g} Mbps")
+        parts.append(f"{8e-6 * speed.bytes_per_s:.3g} Mbps")
     if speed.least_round_trip_s:
-        words.append(f"{1e3 * speed.least_round_trip_s:.3g} ms")
-    return ", ".join(words)
+        parts.append(f"{1e3 * speed.least_round_trip_s:.3g} ms")
+    return ", ".join(parts)
 
 
 def _run_lines(run: RunSummary, name_of: Callable[[str], str]) -> Iterator[str]:
@@ -174,12 +174,12 @@ def _run_lines(run: RunSummary, name_of: Callable[[str], str]) -> Iterator[str]:
     from swarm_ft.protocol.messages.control import stages_of
 
     counted = f"step {run.committed_steps}/{run.num_steps}"
-    words = run.phase.in_words(waiting_words(run) or run.detail)
+    state = run.phase.in_words(waiting_words(run) or run.detail)
     own = "" if run.is_own else "  (another client's)"
-    yield f"run {run.run_id}  {counted}  {words}{own}"
-    how = "  ".join(progress_words(run))
-    if how:
-        yield f"  {how}"
+    yield f"run {run.run_id}  {counted}  {state}{own}"
+    progress = "  ".join(progress_words(run))
+    if progress:
+        yield f"  {progress}"
     if run.snapshots:
         yield f"  snapshots of steps {', '.join(map(str, run.snapshots))}"
     for stage in stages_of(run.assignments):
@@ -191,16 +191,14 @@ def _run_lines(run: RunSummary, name_of: Callable[[str], str]) -> Iterator[str]:
 
 
 def waiting_words(run: RunSummary) -> str:
-    """Where it stands in the queue, if it does."""
+    """Describe the run's place in the queue; empty if it is not queued."""
     if run.behind is None:
         return ""
     return f"place {run.place}, after {run.behind}"
 
 
 def progress_words(run: RunSummary) -> Iterator[str]:
-    """How a run learns, how fast, and for how long."""
-    from rich.filesize import decimal
-
+    """Yield a run's loss, speed, remaining time and savings."""
     last, found = run.last_step, run.last_evaluation
     if last is not None:
         yield f"loss {last.loss:.3f}"
@@ -208,20 +206,20 @@ def progress_words(run: RunSummary) -> Iterator[str]:
     if found is not None:
         yield f"evaluation {found.loss:.3f} (step {found.step})"
     if run.step_s and not run.phase.is_over:
-        yield f"{run.step_s:.3g} s a step"
+        yield f"{run.step_s:.3g} s/step"
         yield f"{run.samples_per_s:.3g} samples/s"
     if run.tokens_per_s and not run.phase.is_over:
         yield f"{run.tokens_per_s:,.0f} tokens/s"
     if run.eta_s is not None:
         yield f"ETA {_eta_words(run)}"
     if run.bytes_saved > 0 and last is not None:
-        yield f"saved {decimal(run.bytes_saved)}"
+        yield f"saved {traffic_words(run.bytes_saved)}"
     if run.quality is not None:
         yield str(run.quality)
 
 
 def _eta_words(run: RunSummary) -> str:
-    """Return how long a run takes yet, as a range."""
+    """Return the remaining time of a run, as a range if there is one."""
     from swarm_ft.client.words import clock_time
 
     low, high = clock_time(run.eta_low_s), clock_time(run.eta_high_s)
@@ -231,25 +229,23 @@ def _eta_words(run: RunSummary) -> str:
 
 
 def _about(status: BoundaryStatus) -> Iterator[str]:
-    """What is kept at a boundary that keeps buffers, or sent frames that could build on some."""
-    from swarm_ft.protocol.spec.sizes import size_words
-
-    kept = status.kept
+    """Describe a boundary: its codecs with their ratio, and its buffers."""
+    buffers = status.kept
     if status.ratio is not None:
         codecs = f"{status.forward_codec} down, {status.backward_codec} up"
         yield f"boundary {status.boundary:<11} {codecs}: {status.ratio:.1f} times fewer bytes"
-    if status.hit_rate is not None and (status.delta_frames or kept.samples):
+    if status.hit_rate is not None and (status.delta_frames or buffers.samples):
         yield (
             f"boundary {status.boundary:<11} {status.buffered_samples} samples remembered, "
-            f"{status.hit_rate:.1%} of frames built on one ({status.key_frames} key, "
+            f"buffer hit rate {status.hit_rate:.1%} ({status.key_frames} key, "
             f"{status.delta_frames} delta frames)"
         )
-    if kept.samples:
+    if buffers.samples:
         yield (
-            f"{'':<20} {size_words(kept.memory_bytes)} in memory, "
-            f"{size_words(kept.disk_bytes)} on disk; "
-            f"read {kept.memory_hits} times from memory, {kept.disk_hits} from disk, "
-            f"{kept.misses} not there; {kept.evictions} evicted, {kept.repairs} repaired"
+            f"{'':<20} {size_words(buffers.memory_bytes)} in memory, "
+            f"{size_words(buffers.disk_bytes)} on disk; "
+            f"{buffers.memory_hits} reads from memory, {buffers.disk_hits} from disk, "
+            f"{buffers.misses} misses; {buffers.evictions} evicted, {buffers.repairs} repaired"
         )
 
 
@@ -257,18 +253,20 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
 
 
 @click.command(
+    short_help="Show the swarm's events, and their reasons.",
     epilog=examples(
         "swarm-ft events --invite @invitation.txt",
         "swarm-ft events --invite @invitation.txt --follow --json",
         "swarm-ft events --invite @invitation.txt --run run-1a2b3c4d --since 0",
-    )
+    ),
 )
-@click.option("--follow", "follows", is_flag=True, help="Go on telling, until Ctrl-C.")
+@click.option("--follow", "follows", is_flag=True, help="Show new events too, until Ctrl-C.")
 @click.option(
     "--since",
     type=click.IntRange(0),
     metavar="SERIAL",
-    help=f"From this number on.  [default: the newest {NEWEST_EVENTS}, or all of --run]",
+    help="Serial number of the first event to show.  "
+    f"[default: the newest {NEWEST_EVENTS}, or all of --run]",
 )
 @run_option
 @look_options
@@ -276,7 +274,7 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
 def events(
     way: WayIn, follows: bool, since: int | None, run_name: str | None, as_json: bool
 ) -> None:
-    """Show what happened in the swarm, and why."""
+    """Show the swarm's events, and their reasons."""
     from swarm_ft.cli.running import run_async, run_until_stopped
     from swarm_ft.ids import RunId
 
@@ -284,9 +282,9 @@ def events(
         run_id = RunId(run_name) if run_name else None
         async with looking(way) as swarm:
             first = since if since is not None else await _newest(swarm, run_id)
-            told = swarm.events(first, run_id=run_id, follows=follows, on_trouble=_tell_trouble)
-            async with aclosing(told):
-                async for event in told:
+            found = swarm.events(first, run_id=run_id, follows=follows, on_trouble=_warn)
+            async with aclosing(found):
+                async for event in found:
                     click.echo(json.dumps(event_fields(event)) if as_json else event_line(event))
 
     (run_until_stopped if follows else run_async)(work)
@@ -299,16 +297,16 @@ async def _newest(swarm: SwarmClient, run_id: RunId | None) -> int:
 
 
 def event_line(event: SwarmEvent) -> str:
-    """What people read."""
+    """Return the line of an event for people."""
     from swarm_ft.client.words import printable
 
     when = datetime.fromtimestamp(event.unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    words = event_words(event)
-    return printable(f"{event.serial:>6}  {when}  {event.kind.label:<15} {words}").rstrip()
+    text = event_words(event)
+    return printable(f"{event.serial:>6}  {when}  {event.kind.label:<15} {text}").rstrip()
 
 
 def event_words(event: SwarmEvent) -> str:
-    """What happened, and to which run."""
+    """Return the text of an event, with its run."""
     from swarm_ft.protocol.spec.member_name import default_name
 
     about = f"{event.run_id}: " if event.run_id else ""
@@ -328,36 +326,38 @@ def event_words(event: SwarmEvent) -> str:
         "swarm-ft losses --invite @invitation.txt --follow --json",
     ),
 )
-@click.option("--run", "run_name", metavar="ID", help="The run.  [default: your newest]")
-@click.option("--follow", "follows", is_flag=True, help="Go on until the run is over, or Ctrl-C.")
+@click.option("--run", "run_name", metavar="ID", help="Id of the run.  [default: your newest run]")
+@click.option(
+    "--follow", "follows", is_flag=True, help="Show new steps too, until the run is over or Ctrl-C."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @look_options
 @json_flag
 def losses(way: WayIn, run_name: str | None, follows: bool, as_csv: bool, as_json: bool) -> None:
-    """Show a run's steps (loss, learning rate, gradient norm, seconds) and evaluations."""
+    """Show a run's steps (loss, learning rate, gradient norm, seconds) and its evaluations."""
     from swarm_ft.cli.running import run_async, run_until_stopped
     from swarm_ft.errors import BadOption
 
     if as_csv and as_json:
-        raise BadOption("--csv, --json: give one of the two")
+        raise BadOption("--csv, --json: expected one of the two, got both")
 
     async def work() -> None:
         async with looking(way) as swarm:
             run = _chosen(await swarm.status(), run_name)
             if as_csv:
                 click.echo(",".join(CSV_COLUMNS))
-            async for told in told_of(swarm, run, follows=follows):
-                for line in _loss_lines(told, as_json=as_json, as_csv=as_csv):
+            async for row in told_of(swarm, run, follows=follows):
+                for line in _loss_lines(row, as_json=as_json, as_csv=as_csv):
                     click.echo(line)
 
     (run_until_stopped if follows else run_async)(work)
 
 
 def _chosen(found: SwarmStatus, name: str | None) -> RunSummary:
-    """The caller's run of this name, or its newest.
+    """Return the caller's run of this name, or its newest one.
 
     Raises:
-        NotFound: it has none.
+        NotFound: The caller has no such run.
     """
     from swarm_ft.errors import NotFound
 
@@ -376,7 +376,7 @@ def _chosen(found: SwarmStatus, name: str | None) -> RunSummary:
 async def told_of(
     swarm: SwarmClient, run: RunSummary, *, follows: bool
 ) -> AsyncGenerator[StepCommitted | Evaluated | WentBack, None]:
-    """All steps and evaluations until now; then, if it follows, what comes."""
+    """Yield all steps and evaluations until now, and with `follows` the coming ones too."""
     from swarm_ft.protocol.messages.client import RunStatus, StepCommitted
     from swarm_ft.protocol.messages.events import WentBack
 
@@ -384,10 +384,10 @@ async def told_of(
     if run.last_evaluation is not None:
         left.add(("evaluation", run.last_evaluation.step))
     num_statuses = 0
-    async with aclosing(swarm.watch(run.run_id, _tell_trouble)) as watching:
+    async with aclosing(swarm.watch(run.run_id, _warn)) as watching:
         async for event in watching:
             if isinstance(event, RunStatus):
-                num_statuses += 1  # the second follows all that was
+                num_statuses += 1  # The second status comes after all earlier events.
             elif isinstance(event, WentBack):
                 yield event
             else:
@@ -399,37 +399,37 @@ async def told_of(
 
 
 def _loss_lines(
-    told: StepCommitted | Evaluated | WentBack, *, as_json: bool, as_csv: bool
+    row: StepCommitted | Evaluated | WentBack, *, as_json: bool, as_csv: bool
 ) -> Iterator[str]:
     from swarm_ft.client.words import printable
     from swarm_ft.protocol.messages.events import WentBack
 
-    if isinstance(told, WentBack):
+    if isinstance(row, WentBack):
         if as_json:
-            yield json.dumps({"went_back": asdict(told)})
+            yield json.dumps({"went_back": asdict(row)})
         else:
-            click.echo(printable(told.words), err=as_csv)
+            click.echo(printable(row.words), err=as_csv)
         return
-    fields = row_fields(told)
+    fields = row_fields(row)
     if as_json:
         yield json.dumps(fields)
     elif as_csv:
         cells = (fields.get(name) for name in CSV_COLUMNS)
         yield ",".join("" if cell is None else str(cell) for cell in cells)
     else:
-        yield _row_words(told)
+        yield _row_words(row)
 
 
-def _row_words(told: StepCommitted | Evaluated) -> str:
+def _row_words(row: StepCommitted | Evaluated) -> str:
     from swarm_ft.protocol.messages.client import StepCommitted
 
-    if not isinstance(told, StepCommitted):
-        return f"step {told.step:>6}  evaluation loss {told.loss:.4f}"
+    if not isinstance(row, StepCommitted):
+        return f"step {row.step:>6}  evaluation loss {row.loss:.4f}"
     return (
-        f"step {told.step:>6}  loss {told.loss:<8.4f} lr {told.learning_rate:<10.3g} "
-        f"grad norm {told.grad_norm:<9.3g} {told.seconds:.2f} s"
+        f"step {row.step:>6}  loss {row.loss:<8.4f} lr {row.learning_rate:<10.3g} "
+        f"grad norm {row.grad_norm:<9.3g} {row.seconds:.2f} s"
     )
 
 
-def _tell_trouble(words: str) -> None:
+def _warn(words: str) -> None:
     click.echo(f"swarm-ft: {words}", err=True)

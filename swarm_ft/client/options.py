@@ -83,80 +83,87 @@ class ReadOptions:
     data_format: Annotated[
         DataFormat | None,
         Option(
-            "What the data's files are: text is one document, lines has a document a line.",
-            default="by the files' names",
+            "Format of the data files; a text file is one document, a lines file has one document "
+            "per line.",
+            default="from the file names",
         ),
     ] = None
-    subset: Annotated[str | None, Option("Of a dataset on the hub.", metavar="NAME")] = None
+    subset: Annotated[
+        str | None, Option("Subset (configuration) of a dataset on the hub.", metavar="NAME")
+    ] = None
     text_column: Annotated[
         str | None,
         Option(
-            "The column to train on; for pairs of texts with one class both columns, as A,B.",
+            "Column to train on; for pairs of texts both columns, as A,B.",
             metavar="NAME|NAME,NAME",
-            default="text, prompt and completion, messages, or instruction, input and output; "
-            "where texts have classes, also sentence, or GLUE's pairs",
+            default=(
+                "text, prompt and completion, messages, or instruction, input and output; with "
+                "classes also sentence, or GLUE's pairs"
+            ),
         ),
     ] = None
     column: Annotated[
         tuple[str, ...],
         Option(
-            "What a column means, as prompt=question; or how columns are put, as 'prompt=Q: "
-            "{question}'. May be given several times.",
+            "Role of a column, as prompt=question, or a format for a role, as 'prompt=Q: "
+            "{question}'. May be repeated.",
             metavar="NAME=COLUMN",
         ),
     ] = ()
     template: Annotated[
         str | None,
         Option(
-            "A document as a text with columns in braces, as 'Q: {question}\\nA: {answer}', all of "
-            "which is learned.",
+            "Template of a document with columns in braces, as 'Q: {question}\\nA: {answer}'. The "
+            "loss covers the whole document.",
             metavar="TEXT",
         ),
     ] = None
     remove_columns: Annotated[
         str | None,
         Option(
-            "Columns to leave out, where one changes a row's meaning and is refused; messages.KEY "
-            "is a key of each message.",
+            "Columns to drop, if a column that changes a row's meaning is refused; messages.KEY "
+            "names a key of each message.",
             metavar="A,B,...",
         ),
     ] = None
     label_column: Annotated[
         str | None,
         Option(
-            "The column of classes, numbers or names.",
+            "Column of classes, as integers or names.",
             metavar="NAME",
-            default="label or labels; ner_tags or tags where words have classes",
+            default="label or labels; ner_tags or tags for classes of words",
         ),
     ] = None
     column_names: Annotated[
         str | None,
-        Option("The columns of a CSV or TSV without a line of names.", metavar="A,B,..."),
+        Option("Column names of a CSV or TSV file without a header line.", metavar="A,B,..."),
     ] = None
     delimiter: Annotated[
         str | None,
         Option(
-            "The letter between columns of a CSV, such as ';'; \\t is a tab.",
+            "Column delimiter of a CSV file, such as ';'; \\t is a tab.",
             metavar="CHAR",
-            default="a comma, or a tab in a TSV",
+            default="a comma, or a tab in a TSV file",
         ),
     ] = None
     field: Annotated[
         str | None,
         Option(
-            "The list of rows in a JSON file that is one object.",
+            "Key of the list of rows in a JSON file that is one object.",
             metavar="NAME",
             default="data, rows or examples where it is the only list; train, test, ... are splits",
         ),
     ] = None
     quotes: Annotated[
         bool,
-        Option("Whether quotes in a CSV or TSV enclose fields, or are letters like others."),
+        Option(
+            "Let quotes in a CSV or TSV file enclose fields, or read them as ordinary characters."
+        ),
     ] = True
     separator: Annotated[
         str | None,
         Option(
-            "What stands behind each document.",
+            "Text after each document.",
             metavar="TEXT",
             default="the tokenizer's end-of-text token",
         ),
@@ -164,31 +171,32 @@ class ReadOptions:
     packing: Annotated[
         bool,
         Option(
-            "Put several documents into one sample (--packing-strategy), or one document into each."
+            "Pack several documents into one sample (--packing-strategy), or put one document into "
+            "each."
         ),
     ] = False
     packing_strategy: Annotated[
         PackingStrategy,
         Option(
-            "With --packing: bfd fits whole documents into samples, and none attends to another; "
-            "wrapped joins all documents and cuts the stream into samples."
+            "Strategy of --packing. bfd fits whole documents into samples, and no document attends "
+            "to another; wrapped joins all documents and cuts the stream into samples."
         ),
     ] = PackingStrategy.BFD
     truncation: Annotated[
         Truncation | None,
         Option(
-            "A document longer than --seq-length tokens: cut off its end, drop it, or split it "
-            "into several samples.",
+            "Treatment of documents longer than --seq-length tokens: cut their end, drop them, or "
+            "split them into several samples.",
             default="cut; split for plain text and --packing-strategy wrapped",
         ),
     ] = None
     completion_only_loss: Annotated[
         bool,
-        Option("Learn completions (outputs) alone, and only read what they answer; or all of it."),
+        Option("Compute the loss on completions (outputs) only, or on prompts as well."),
     ] = True
     assistant_only_loss: Annotated[
         bool,
-        Option("Of messages, learn the assistant's alone, and only read the others; or all."),
+        Option("Compute the loss on the assistant's messages only, or on all messages."),
     ] = False
 
     def __post_init__(self) -> None:
@@ -211,22 +219,26 @@ class EvalOptions:
 
     eval_dataset: Annotated[
         str | None,
-        Option("Held-out data to evaluate on, as --dataset.", metavar="PATH|HUB_ID"),
+        Option(
+            "Held-out data to evaluate on, in any form that --dataset takes.", metavar="PATH|HUB_ID"
+        ),
     ] = None
     eval_split: Annotated[
         str | None,
-        Option("Which split of it, or of --dataset.", metavar="NAME"),
+        Option("Split of --eval-dataset to evaluate on, or else of --dataset.", metavar="NAME"),
     ] = None
     eval_size: Annotated[
         float,
         Range(0.0),
         Option(
-            "Hold out a part of --dataset and evaluate on it: below 1 a share of its documents, "
-            "from 1 on so many; --seed draws them.",
+            "Part of --dataset to hold out and evaluate on: a share of its documents if below 1, "
+            "else their number. --seed draws them.",
             default="nothing is held out",
         ),
     ] = 0.0
-    max_eval_samples: Annotated[Count | None, Option("Evaluate on so many samples at most.")] = None
+    max_eval_samples: Annotated[
+        Count | None, Option("Maximum number of samples to evaluate on.")
+    ] = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -244,16 +256,16 @@ class EvalOptions:
 class Outputs:
     """Options of outputs. Peers record their timelines only if a trace file is set."""
 
-    out: Annotated[Path, Option("Where the trained model goes.", metavar="DIR")] = Path(
+    out: Annotated[Path, Option("Directory for the trained model.", metavar="DIR")] = Path(
         "swarm-ft-output"
     )
     json_file: Annotated[
-        Path | None, Option("Write a report for programs.", name="json", metavar="FILE")
+        Path | None, Option("File for a report in JSON.", name="json", metavar="FILE")
     ] = None
     trace_file: Annotated[
         Path | None,
         Option(
-            "Write what each peer does when, for ui.perfetto.dev.",
+            "File for a trace of what each peer does when, for ui.perfetto.dev.",
             name="trace",
             metavar="FILE",
         ),
@@ -262,25 +274,28 @@ class Outputs:
         str,
         Length(MAX_NAMES_CHARS),
         Option(
-            "Where losses go as they come, by the Trainer's names: csv, tensorboard, wandb, "
-            "trackio, or none.",
+            "Integrations that receive the losses, by the Trainer's names: csv, tensorboard, "
+            "wandb, trackio, or none.",
             metavar="NAME,NAME,...",
         ),
     ] = "none"
     logging_dir: Annotated[
         Path | None,
         Option(
-            "Where files of --report-to are, a folder a run.",
+            "Directory for the files of --report-to, one folder per run.",
             metavar="DIR",
             default="OUT-runs",
         ),
     ] = None
     push_to_hub: Annotated[
         str | None,
-        Option("Upload the result there too; this user must be logged in.", metavar="[OWNER/]NAME"),
+        Option(
+            "Hub repository to upload the result to; log in first ('hf auth login').",
+            metavar="[OWNER/]NAME",
+        ),
     ] = None
     hub_private_repo: Annotated[
-        bool, Option("Of --push-to-hub: a repository that is made is seen by nobody else.")
+        bool, Option("Create the repository of --push-to-hub as a private one.")
     ] = True
 
 
@@ -292,67 +307,70 @@ class JobOptions:
         BadOption: A value is out of its bounds.
     """
 
-    model: Annotated[str, Option("What to fine-tune.", metavar="DIR|HUB_ID")]
+    model: Annotated[str, Option("Model to fine-tune.", metavar="DIR|HUB_ID")]
     dataset: Annotated[
         tuple[str, ...] | str,
         Option(
-            "Data to train on: .txt, .jsonl, .json, .csv, .tsv, .parquet, .arrow, a directory of "
-            "them, or a dataset on the hub. May be given several times.",
+            "Training data: .txt, .jsonl, .json, .csv, .tsv, .parquet, .arrow, a directory of such "
+            "files, or a dataset on the hub. May be repeated.",
             metavar="PATH|HUB_ID",
         ),
     ]
     split: Annotated[
-        str | None, Option("Which split of it.", metavar="NAME", default="train, or the only one")
+        str | None, Option("Split of --dataset.", metavar="NAME", default="train, or the only one")
     ] = None
     probabilities: Annotated[
         str | None,
         Option(
-            "Of several --dataset, the share of samples that each one gives, as "
-            "interleave_datasets of datasets draws them.",
+            "Sampling probabilities of several --dataset, as in interleave_datasets of the library "
+            "datasets.",
             metavar="0.7,0.3",
-            default="each sample once, spread evenly",
+            default="each sample once, evenly interleaved",
         ),
     ] = None
     stopping_strategy: Annotated[
         StoppingStrategy,
         Option(
-            "With --probabilities: end with the first dataset that is exhausted, or begin that one "
-            "again until all are."
+            "End of a mixture by --probabilities: at the first exhausted dataset, or once all are, "
+            "while exhausted ones begin again."
         ),
     ] = StoppingStrategy.FIRST_EXHAUSTED
     max_samples: Annotated[
-        Count | None, Option("Train on so many samples at most; no more is read.")
+        Count | None, Option("Maximum number of training samples; reading stops there.")
     ] = None
     reading: ReadOptions = field(default_factory=ReadOptions)
     evaluation: EvalOptions = field(default_factory=EvalOptions)
-    epochs: Annotated[Steps, Option("Passes over the data.")] = 3
-    steps: Annotated[Steps | None, Option("Optimizer steps; wins over --epochs.")] = None
+    epochs: Annotated[Steps, Option("Number of training epochs.")] = 3
+    steps: Annotated[Steps | None, Option("Number of optimizer steps; overrides --epochs.")] = None
     warmup_ratio: Annotated[
         float,
         Range(0.0, 1.0),
-        Option("Share of all steps from 0 to --lr, in place of --warmup-steps."),
+        Option("Warmup steps as a share of all steps, in place of --warmup-steps."),
     ] = 0.0
     evals_per_epoch: Annotated[
         int,
         Range(0, MAX_STEPS),
-        Option("Evaluations in each epoch, in place of --eval-steps.", default="see --eval-steps"),
+        Option("Evaluations per epoch, in place of --eval-steps.", default="see --eval-steps"),
     ] = 0
     saves_per_epoch: Annotated[
         int,
         Range(0, MAX_STEPS),
-        Option("Snapshots in each epoch, in place of --save-steps.", default="see --save-steps"),
+        Option("Snapshots per epoch, in place of --save-steps.", default="see --save-steps"),
     ] = 0
     train: TrainOptions = field(default_factory=TrainOptions)
     resume: Annotated[
         bool,
         Option(
-            "Go on with the unfinished run of this very job, from its newest snapshot if need be.",
+            "Resume the unfinished run of this same job, from its newest snapshot if necessary.",
             has_no=False,
         ),
     ] = False
     priority: Annotated[
         Priority,
-        Option("1 to 9: which of your own jobs comes first; others' jobs are not affected."),
+        Option(
+            "Priority among your own jobs, from 1 to 9; the highest goes first. Other clients' "
+            "jobs are not affected."
+        ),
     ] = DEFAULT_PRIORITY
     outputs: Outputs = field(default_factory=Outputs)
 
@@ -433,16 +451,16 @@ class PlanOptions:
         BadOption: A value is out of its bounds.
     """
 
-    model: Annotated[str, Option("What would be fine-tuned.", metavar="DIR|HUB_ID")]
+    model: Annotated[str, Option("Model of the planned job.", metavar="DIR|HUB_ID")]
     num_samples: Annotated[
-        Count, Option("Samples that the data has; `client train` counts them itself.")
+        Count, Option("Number of training samples; `client train` counts them itself.")
     ] = 1000
     num_eval_samples: Annotated[
         EvalCount | None,
-        Option("Held-out samples that are evaluated.", default="256, or as many as there are"),
+        Option("Number of held-out samples.", default="256, or all samples if there are fewer"),
     ] = None
-    epochs: Annotated[Steps, Option("Passes over the data.")] = 3
-    steps: Annotated[Steps | None, Option("Optimizer steps; wins over --epochs.")] = None
+    epochs: Annotated[Steps, Option("Number of training epochs.")] = 3
+    steps: Annotated[Steps | None, Option("Number of optimizer steps; overrides --epochs.")] = None
     train: TrainOptions = field(default_factory=TrainOptions)
 
     def __post_init__(self) -> None:
@@ -471,26 +489,25 @@ class GenerateOptions:
     """
 
     max_new_tokens: Annotated[
-        int, Range(1, MAX_TEXT_TOKENS), Option("Tokens behind the prompt, at most.")
+        int, Range(1, MAX_TEXT_TOKENS), Option("Maximum number of new tokens.")
     ] = 50
     chat: Annotated[
         bool,
-        Option("Put the model's chat template around the prompt, and let it answer.", has_no=False),
+        Option("Apply the model's chat template to the prompt.", has_no=False),
     ] = False
-    do_sample: Annotated[
-        bool, Option("Draw each token; or take the likeliest each time, always the same ones.")
-    ] = False
+    do_sample: Annotated[bool, Option("Sample each token, or decode greedily.")] = False
     temperature: Annotated[
-        Temperature, Option("With --do-sample: below 1 less random, above 1 more.")
+        Temperature,
+        Option("Sampling temperature (--do-sample): below 1 less random, above 1 more."),
     ] = 1.0
     top_k: Annotated[
-        TopK, Option("With --do-sample: of the likeliest so many alone; 0 for all.")
+        TopK, Option("Number of most likely tokens to sample from (--do-sample); 0 for all.")
     ] = 50
     top_p: Annotated[
-        TopP, Option("With --do-sample: of these the likeliest that come to this probability.")
+        TopP, Option("Total probability of the most likely tokens to sample from (--do-sample).")
     ] = 1.0
     seed: Annotated[
-        Seed | None, Option("Of what is drawn; the same again is the same text.", default="drawn")
+        Seed | None, Option("Sampling seed; the same seed gives the same text.", default="random")
     ] = None
 
     def __post_init__(self) -> None:

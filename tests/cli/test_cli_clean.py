@@ -30,10 +30,10 @@ def test_caches_are_deleted_and_keys_stay(run_here: RunHere) -> None:
     home.close()
     listed = run_here("clean", "--dry-run")
     assert listed.code == 0
-    assert listed.out.count("1.0K") == len(CACHES)
+    assert listed.out.count("1000 bytes  ") == len(CACHES)
     assert all((home.path / name).exists() for name in CACHES)
     done = run_here("clean", "--yes")
-    assert (done.code, done.out.splitlines()[-1]) == (0, "deleted 4.0K")
+    assert (done.code, done.out.splitlines()[-1]) == (0, "deleted 3.9 KiB")
     assert not any((home.path / name).exists() for name in CACHES)
     assert (home.path / KEY_FILE).read_text() == "secret"
     assert run_here("clean", "--yes").out == "nothing to delete\n"
@@ -56,7 +56,7 @@ def test_a_peer_that_runs_keeps_its_folder(run_here: RunHere, tmp_path: Path) ->
     stopped.close()
     done = run_here("clean", "--all", "--yes")
     assert done.code == 1
-    assert f"a peer that runs uses {running.path}; stop it first" in done.out
+    assert f"skipped {running.path}: its peer is running; stop it with" in done.out
     assert (running.path / "kept/run/data").exists()
     assert not stopped.path.exists()
     running.close()
@@ -66,7 +66,7 @@ def test_another_folder_is_refused(run_here: RunHere, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     done = run_here("clean", "--yes", "--buffer-dir", tmp_path / "photos")
     assert done.code == 2
-    assert "expected the folder of a peer" in done.err
+    assert "expected a peer's folder" in done.err
     assert (tmp_path / "photos").exists()
 
 
@@ -75,6 +75,6 @@ def test_nobody_is_asked_without_a_terminal(run_here: RunHere) -> None:
     home.close()
     done = run_here("clean")
     assert done.code == 2
-    assert "--yes: expected it where standard input is no terminal" in done.err
+    assert "--yes: expected this option, as standard input is not a terminal" in done.err
     assert all((home.path / name).exists() for name in CACHES)
     assert homes() == home.path.parent

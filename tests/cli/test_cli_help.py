@@ -341,9 +341,21 @@ def test_help_of_a_job_has_groups_and_help_all_has_the_codecs(
 
 @pytest.mark.parametrize("words", [(), ("client",), ("peer",), ("keys",), ("bench",)], ids=str)
 def test_lists_of_commands_have_whole_sentences(run_here: RunHere, words: tuple[str, ...]) -> None:
-    listed = run_here(*words, "--help").out.partition("Commands:")[2].partition("Examples:")[0]
+    title = "Commands:" if words else "Start:"
+    listed = run_here(*words, "--help").out.partition(title)[2].partition("Examples:")[0]
     assert listed
     assert "..." not in listed
+
+
+def test_commands_are_listed_in_groups_each_once_and_in_one_line(run_here: RunHere) -> None:
+    listed = run_here("--help").out.partition("\nStart:\n")[2].partition("Examples:")[0]
+    lines = [line for line in f"Start:\n{listed}".splitlines() if line.strip()]
+    titles = [line for line in lines if not line.startswith(" ")]
+    assert titles == ["Start:", "Take part:", "Train:", "Watch:", "Run a swarm:", "Tools:"]
+    names = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert isinstance(cli, click.Group)
+    assert names == cli.list_commands(click.Context(cli))
+    assert len(set(names)) == len(names)
 
 
 def test_no_group_names_an_option_that_there_is_not() -> None:
@@ -425,13 +437,13 @@ def test_examples_stand_in_help_line_by_line(run_here: RunHere) -> None:
     assert lines[start + 3].startswith("    swarm-ft serve-stage --insecure --initial-peers")
 
 
-@pytest.mark.parametrize("words", [(), ("client",)], ids=str)
+@pytest.mark.parametrize(("words", "title"), [((), "Start:"), (("client",), "Commands:")], ids=str)
 def test_a_group_without_a_command_shows_its_help_and_fails(
-    run_here: RunHere, words: tuple[str, ...]
+    run_here: RunHere, words: tuple[str, ...], title: str
 ) -> None:
     result = run_here(*words)
     assert result.code == 2
-    assert "Commands:" in result.err
+    assert title in result.err
 
 
 def test_the_version_is_told(run_here: RunHere) -> None:
@@ -506,7 +518,7 @@ def test_the_first_line_comes_before_the_libraries() -> None:
         f"run(['serve-stage', '--insecure', '--initial-peers', '{HERE}'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "starting this peer; its libraries take some seconds False\n"
+    assert done.stdout == "starting the peer; libraries take some seconds to load False\n"
 
 
 def test_libraries_that_were_loaded_end_without_a_word() -> None:

@@ -110,7 +110,7 @@ def test_no_file_stays(shell: Shell) -> None:
     peer.wait_for("out", "Ctrl-C leaves")
     running = shell.spawn("clean", "--all", "--yes")
     assert running.ends() == 1
-    assert "a peer that runs uses" in running.out[0]
+    assert "its peer is running" in running.out[0]
     assert shell.spawn("peer", "drain").ends(60) == 0
     assert peer.ends(60) == 0
     assert shell.spawn("clean", "--all", "--yes").ends() == 0

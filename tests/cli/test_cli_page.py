@@ -84,7 +84,7 @@ def test_the_fingerprint_is_printed_beside_the_address(shell: Shell) -> None:
     assert shell.spawn("init").ends() == 0
     running = shell.spawn("coordinator", "--page", "0.0.0.0:0", "--announce", "a.example")
     address = running.wait_for("out", "in one browser): https://a.example:").rpartition(" ")[2]
-    running.wait_for("out", "compare its certificate's SHA-256 fingerprint")
+    running.wait_for("out", "compare the SHA-256 fingerprint of its certificate")
     fingerprint = running.wait_for("out", "  ").strip()
     assert over_tls(address.strip(), fingerprint)[0] == 200
     assert running.interrupted() == 0
@@ -104,7 +104,7 @@ def test_a_coordinator_without_a_page_has_none(shell: Shell) -> None:
             ("--page", "0.0.0.0:7770"),
             "--page 0.0.0.0: without keys the page is plaintext",
         ),
-        (("--page", "127.0.0.1:1", "--no-page"), "--page, --no-page: give one of the two"),
+        (("--page", "127.0.0.1:1", "--no-page"), "--page, --no-page: expected one of the two"),
         (("--metrics", "nowhere"), "--metrics: expected HOST:PORT, got 'nowhere'"),
     ],
 )

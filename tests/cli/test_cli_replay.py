@@ -81,8 +81,8 @@ def test_processes_are_replayed_while_they_run_and_after(
         *("replay", journal, "--encrypt-at-rest", key, "--at", 9),
         *("--what-if", f"peer {peers[0]}: 2x compute"),
     ).out.splitlines()
-    assert lines[1].split() == ["as", "it", "was", "with", "it"]
-    assert lines[2].startswith("seconds a step")
+    assert lines[1].split() == ["without", "with", "it"]
+    assert lines[2].startswith("seconds per step")
     refused = run_here(
         *("replay", journal, "--encrypt-at-rest", key, "--at", 9),
         *("--what-if", f"peer {peers[0]}: faster"),
@@ -121,8 +121,8 @@ def test_what_is_no_recording_is_refused_in_one_line(run_here: RunHere, tmp_path
         ((other,), "this is no coordinator's journal"),
         ((journal,), "expected its recording in"),
         ((journal, "--at-time", "noon"), "expected a time such as"),
-        ((journal, "--at", 3, "--at-time", "5"), "--at, --at-time: give one of the two"),
-        ((journal, "--encrypt-at-rest", tmp_path / "key"), "there is no such file"),
+        ((journal, "--at", 3, "--at-time", "5"), "--at, --at-time: expected one of the two"),
+        ((journal, "--encrypt-at-rest", tmp_path / "key"), "no such file"),
     ):
         result = run_here("replay", *arguments)
         assert result.code == 2, words

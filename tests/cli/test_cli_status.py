@@ -133,7 +133,7 @@ def test_a_club_of_twelve_peers_and_six_runs_fits_one_screen() -> None:
 
 def test_lines_of_a_wide_terminal_and_of_a_file_have_all_words() -> None:
     told = list(overview_lines(club()))
-    assert "training, 1.1 s a step, 7.25 samples/s, on 6 peers, another client's" in told[3]
+    assert "training, 1.1 s/step, 7.25 samples/s, on 6 peers, another client's" in told[3]
     assert "run-1 layers 5-6 computing" in told[-2]
     assert told[-1].endswith("--verbose: links, stages, buffers, contributions")
 
@@ -212,10 +212,10 @@ def test_of_anothers_run_its_numbers_are_shown() -> None:
 def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmStatus) -> None:
     lines = list(verbose_lines(found))
     assert lines[-3:-1] == [
-        "  boundary 1           40 samples remembered, 75.0% of frames built on one (48 key, "
+        "  boundary 1           40 samples remembered, buffer hit rate 75.0% (48 key, "
         "144 delta frames)",
-        "                       1.9 MiB in memory, 5.7 MiB on disk; read 140 times from memory, "
-        "4 from disk, 48 not there; 3 evicted, 1 repaired",
+        "                       1.9 MiB in memory, 5.7 MiB on disk; 140 reads from memory, "
+        "4 from disk, 48 misses; 3 evicted, 1 repaired",
     ]
     boundary, quiet = status_fields(found)["runs"][0]["boundaries"]
     assert boundary == {

@@ -158,7 +158,7 @@ def test_all_facts_find_room(picture: Picture, width: int) -> None:
     for words in (
         "4 peers, 2 runs",
         "> run-1 training step 50/200 25% █",
-        "loss 1.648 lr 2e-05 0.5 s a step 16 samples/s 2,048 tokens/s ETA 1:15 saved 8.0 MB",
+        "loss 1.648 lr 2e-05 0.5 s/step 16 samples/s 2,048 tokens/s ETA 1:15 saved 8.0 MB",
         "run-2 queued: place 1, after run-1 step 0/40 0% (another client's)",
         "0-3 amber cpu computing 5/12 40% 40/100 24",
         "takes over; computing",
@@ -178,7 +178,7 @@ def test_all_facts_find_room(picture: Picture, width: int) -> None:
 def test_it_fits_its_terminal_and_the_newest_events_go_first(picture: Picture) -> None:
     tall, low = (draw(replace(picture, height=height), 80) for height in (40, 22))
     assert (len(tall), len(low)) == (40, 22)
-    assert tall[-1] == low[-1] == "q quits   p holds   tab or arrows: run"
+    assert tall[-1] == low[-1] == "q: quit   p: freeze   tab or arrows: other run"
     assert any("peer amber joined" in line for line in tall)
     assert not any("peer amber joined" in line for line in low)
 

@@ -43,7 +43,7 @@ def test_the_page_can_be_walked(shell: Shell) -> None:
 
     made = shell.spawn(*cold)
     assert made.ends() == 0, made.err
-    assert made.out[-1] == f"start from it: swarm-ft coordinator --journal {moved[-1]}"
+    assert made.out[-1] == f"to start from the copy: swarm-ft coordinator --journal {moved[-1]}"
     for starting in (moved, restored):
         assert shell.up(*starting, *QUIET).interrupted() in (0, 130)
         listed = shell.spawn("keys", "list", "--json", "--journal", starting[-1])

@@ -35,8 +35,8 @@ LENT = (
     "--model-disk, --upload-mbps, --download-mbps)",
     "This machine is vggfzjhnv5zaqqvtgcydxhgrfksvqxwd at 192.168.1.20:46843; the coordinator "
     "chooses its layers. Ctrl-C leaves.",
-    "Of the runs that it serves this machine sees activations, gradients, its layers' weights and, "
-    "with the first or the last stage, text.",
+    "This machine sees activations, gradients and its layers' weights of the runs that it serves; "
+    "with the first or the last stage it also sees text.",
     "Files of a run lie unencrypted (see --encrypt-at-rest) in /home/ada/.cache/swarm-ft/peers/0 "
     "until the run ends.",
     "Others reach this machine directly",
@@ -178,13 +178,13 @@ def test_a_newcomers_first_ten_minutes(places: tuple[Place, Place], sample: Samp
     for command in (init, coordinate, invite, serve, plan, train):
         assert any(line.split()[:1] == [command[0]] for line in helped), command
 
-    assert "this swarm's keys are in swarm-ft-coordinator.db.keys" in owner.says(*init)[0]
+    assert "the swarm's keys in swarm-ft-coordinator.db.keys" in owner.says(*init)[0]
     coordinator = owner.types(meant(coordinate, here))
     coordinator.wait_for("out", "Let others in: run swarm-ft invite")
     assert_told(
         coordinator.out,
         WATCHING,
-        "coordinator at 127.0.0.1:34717",
+        "The coordinator is running at 127.0.0.1:34717. Ctrl-C stops it.",
         "Web page (its address opens once, in one browser): http://127.0.0.1:7770/?token=PAsPkJBC...",
     )
     volunteer.saves("peer.txt", owner.says(*invite))

@@ -276,7 +276,7 @@ class TrainOptions:
     task_kind: Annotated[
         TaskKind,
         Option(
-            "What is learned: to write text on, the class of a text, or the class of each word.",
+            "Training task: language modeling, sequence classification or token classification.",
             name="task",
         ),
     ] = TaskKind.CAUSAL_LM
@@ -284,65 +284,77 @@ class TrainOptions:
         str,
         Length(MAX_LABELS_CHARS),
         Option(
-            "Of --task classification and token-classification: names of the classes; the numbers "
-            "in the data count them from 0.",
+            "Class names for --task classification and token-classification. Integers in the data "
+            "count these names from 0.",
             name="labels",
             metavar="NAME,NAME,...",
-            default="all that the data has, sorted",
+            default="all classes of the data, sorted",
         ),
     ] = ""
-    batch_size: Annotated[int, Range(1, MAX_BATCH_SIZE), Option("Samples a step.")] = 8
+    batch_size: Annotated[int, Range(1, MAX_BATCH_SIZE), Option("Samples per optimizer step.")] = 8
     micro_batch_size: Annotated[
         int,
         Range(1, MAX_BATCH_SIZE),
-        Option("Samples that travel together; no effect on the result."),
+        Option("Samples per microbatch; does not change the result."),
     ] = 2
-    seq_length: Annotated[int, Range(2, MAX_SEQ_LENGTH), Option("Tokens a sample.")] = 128
+    seq_length: Annotated[int, Range(2, MAX_SEQ_LENGTH), Option("Tokens per sample.")] = 128
     learning_rate: Annotated[
         float,
         Range(0.0, MAX_SCALAR),
         Option("Peak learning rate.", name="lr", default="5e-5; 2e-3 for the demo's own model"),
     ] = 5e-5
-    lr_schedule: Annotated[LrSchedule, Option("How the learning rate moves after the warm-up.")] = (
+    lr_schedule: Annotated[LrSchedule, Option("Learning rate schedule after the warmup.")] = (
         LrSchedule.LINEAR
     )
-    warmup_steps: Annotated[int, Range(0, MAX_STEPS), Option("Steps from 0 to --lr.")] = 0
-    weight_decay: Annotated[float, Range(0.0, MAX_FACTOR), Option("Spares biases and norms.")] = 0.0
+    warmup_steps: Annotated[
+        int,
+        Range(0, MAX_STEPS),
+        Option("Warmup steps, in which the learning rate rises from 0 to --lr."),
+    ] = 0
+    weight_decay: Annotated[
+        float, Range(0.0, MAX_FACTOR), Option("Weight decay; biases and norms have none.")
+    ] = 0.0
     optim: Annotated[
         Optim,
         Option(
-            "What steps the weights: adamw keeps two values a weight, adamw-8bit the same in 8 "
-            "bits each, adafactor one a row and column (its --lr is relative to the weights), sgd "
-            "none."
+            "Optimizer. State per weight: adamw stores two values, adamw-8bit two in 8 bits, sgd "
+            "none; adafactor stores one per row and column, and its --lr is relative to the "
+            "weights."
         ),
     ] = Optim.ADAMW
     gradient_checkpointing: Annotated[
         bool,
-        Option("Keep blocks' inputs alone of a microbatch, and compute blocks a second time."),
+        Option(
+            "Store only each block's input for the backward pass and recompute the rest: less "
+            "memory, more time."
+        ),
     ] = False
     router_aux_loss_coef: Annotated[
         float,
         Range(0.0, MAX_FACTOR),
         Option(
-            "Of mixtures of experts: weight of the loss that keeps experts evenly used, which "
-            "each block has its own of; 0.001 to 0.02 are usual."
+            "Weight of the load-balancing loss of mixture-of-experts models, which each block "
+            "computes by itself; 0.001 to 0.02 are usual."
         ),
     ] = 0.0
     clip_grad_norm: Annotated[
         float,
         Range(0.0, MAX_SCALAR),
-        Option("Bound of the gradient's norm over all stages; 0 is off."),
+        Option("Maximum gradient norm over all stages; 0 disables clipping."),
     ] = 1.0
-    seed: Annotated[int, Range(0, (1 << 63) - 1), Option("Draws all that is random.")] = 42
-    shuffle: Annotated[bool, Option("New order every epoch.")] = False
+    seed: Annotated[int, Range(0, (1 << 63) - 1), Option("Seed of all random numbers.")] = 42
+    shuffle: Annotated[bool, Option("Shuffle the samples every epoch.")] = False
     dropout: Annotated[
         bool,
-        Option("Train with the model's own dropout; its noise is a floor under every delta."),
+        Option(
+            "Apply the model's own dropout. Its noise limits how far delta codecs can compress."
+        ),
     ] = False
     sync_tied_embeddings: Annotated[
         bool,
         Option(
-            "Of models that tie head and embeddings: train them apart, or keep them tied.",
+            "Models with tied embeddings: untie trains head and embeddings apart, sync keeps them "
+            "equal.",
             name="tied-embeddings",
             words=("untie", "sync"),
         ),
@@ -351,16 +363,16 @@ class TrainOptions:
         float,
         Range(0.0, 1.0),
         Option(
-            "Share of the perplexity that compression may cost, such as 0.01: --fw, --bw and --key "
-            "follow from it, and --fw follows what is measured meanwhile; 0 is off.",
+            "Share of the perplexity that compression may cost, such as 0.01. It sets --fw, --bw "
+            "and --key, and adjusts --fw to measurements during the run; 0 disables it.",
             metavar="SHARE",
         ),
     ] = 0.0
     forward_codec: Annotated[
         CodecText,
         Option(
-            "Codec of activations: none, fp16, aq4 (changes in 4 bits), aq2+z (2 bits a "
-            "value, entropy-coded), q4, hq4, aqc0.5, top10 ...",
+            "Codec for activations: none, fp16, aq4 (changes in 4 bits), aq2+z (2 bits per value, "
+            "entropy-coded), q4, hq4, aqc0.5, top10 ...",
             name="fw",
             long_name="forward-codec",
             metavar="SPEC",
@@ -369,7 +381,7 @@ class TrainOptions:
     backward_codec: Annotated[
         CodecText,
         Option(
-            "Codec of gradients: none, fp16, q4, q2+z, top10+ef ...",
+            "Codec for gradients: none, fp16, q4, q2+z, top10+ef ...",
             name="bw",
             long_name="backward-codec",
             metavar="SPEC",
@@ -378,7 +390,7 @@ class TrainOptions:
     key_codec: Annotated[
         CodecText,
         Option(
-            "Codec of a sample's first activation, where --fw sends changes: fp16, q8, q4+z ...",
+            "Codec for a sample's first activations, where --fw sends changes: fp16, q8, q4+z ...",
             name="key",
             long_name="key-codec",
             metavar="SPEC",
@@ -387,8 +399,8 @@ class TrainOptions:
     fill_codec: Annotated[
         CodecText,
         Option(
-            "Codec of a step's first microbatches, while later stages wait for them: aq2 with "
-            "--fw aq4.",
+            "Codec for a step's first microbatches, while later stages wait for them; for example "
+            "aq2 with --fw aq4.",
             name="fill",
             long_name="first-codec",
             metavar="SPEC",
@@ -398,13 +410,13 @@ class TrainOptions:
     fill_microbatches: Annotated[
         int,
         Range(1, MAX_BATCH_SIZE),
-        Option("The first of a step, which --fill is for."),
+        Option("Number of first microbatches per step that use --fill."),
     ] = 1
     drain_codec: Annotated[
         CodecText,
         Option(
-            "Codec of the gradients that drain the pipeline, for which all earlier stages "
-            "idle: q0.6+z with --bw q1+z.",
+            "Codec for the gradients of a step's last microbatches, while earlier stages wait for "
+            "them; for example q0.6+z with --bw q1+z.",
             name="drain",
             long_name="last-codec",
             metavar="SPEC",
@@ -414,13 +426,13 @@ class TrainOptions:
     drain_microbatches: Annotated[
         int,
         Range(1, MAX_BATCH_SIZE),
-        Option("The last of a step, which --drain is for."),
+        Option("Number of last microbatches per step that use --drain."),
     ] = 1
     frozen_codec: Annotated[
         CodecText,
         Option(
-            "Codec of the activations below the lowest block that trains, which are the same at "
-            "every visit and sent once: q8, fp16, none ...",
+            "Codec for activations below the lowest trained block, which never change and are sent "
+            "once: q8, fp16, none ...",
             name="frozen",
             long_name="frozen-codec",
             metavar="SPEC",
@@ -429,7 +441,7 @@ class TrainOptions:
     dp_codec: Annotated[
         CodecText,
         Option(
-            "Codec of the gradients that replicas of a stage sum: none, fp16, bf16, q4, q2+z ...",
+            "Codec for the gradients that replicas of a stage sum: none, fp16, bf16, q4, q2+z ...",
             name="dp",
             long_name="replica-codec",
             metavar="SPEC",
@@ -439,71 +451,70 @@ class TrainOptions:
         int,
         OneOf(BUFFER_BITS),
         Option(
-            "Of a value in the buffers that --fw aq ... keeps of each sample at both ends: "
-            "fewer take less memory and disk."
+            "Bits per value of the buffers in which --fw aq... remembers each sample at both ends. "
+            "Fewer bits need less memory and disk."
         ),
     ] = 16
     adapter: Annotated[
         Adapter,
         Option(
-            "Train small matrices beside the model's linear layers, and leave its own weights as "
-            "they are; the result is an adapter for peft."
+            "Train an adapter and freeze the model's own weights. The result is an adapter for "
+            "peft."
         ),
     ] = Adapter.NONE
-    lora_r: Annotated[int, Range(1, MAX_LORA_R), Option("Of --adapter: its rank.")] = 16
+    lora_r: Annotated[int, Range(1, MAX_LORA_R), Option("LoRA rank of --adapter.")] = 16
     lora_alpha: Annotated[
         int,
         Range(1, MAX_LORA_ALPHA),
-        Option("Of --adapter: what it adds is scaled by this over --lora-r."),
+        Option("LoRA scaling of --adapter: its output is multiplied by --lora-alpha / --lora-r."),
     ] = 32
     lora_dropout: Annotated[
         float,
         Range(0.0, MAX_LORA_DROPOUT),
-        Option("Of --adapter, in a run with --dropout; in others it is 0, as the model's own."),
+        Option("LoRA dropout of --adapter; takes effect together with --dropout only."),
     ] = 0.05
     target_modules: Annotated[
         str,
         NameList(MAX_TARGETS),
         Option(
-            "Of --adapter: the linear layers of the blocks that get one, by the ends of their "
-            "names.",
+            "Linear layers of the blocks that get an adapter, by the ends of their names.",
             long_name="lora-target-modules",
             metavar="all-linear|NAME,NAME,...",
         ),
     ] = ALL_LINEAR
     merge: Annotated[
         bool,
-        Option("Of --adapter: the result is the whole model with the adapter added to it."),
+        Option("Merge the adapter into the model; the result is the whole model."),
     ] = False
     dtype: Annotated[
         Dtype,
         Option(
-            "What the result's weights are stored in; they train in float32. auto: what the "
-            "model's are. Adapters are float32."
+            "Data type of the result's weights; auto keeps the model's. Weights train in float32, "
+            "and adapters stay float32."
         ),
     ] = Dtype.AUTO
     base_dtype: Annotated[
         BaseDtype,
         Option(
-            "Of --adapter: what the frozen linear layers, embeddings and head are held in; in "
-            "products they are float32, or what --dtype of a peer says."
+            "Data type in which peers store the frozen linear layers, embeddings and head under "
+            "--adapter. They compute in float32 or in their own --dtype."
         ),
     ] = BaseDtype.FLOAT32
     load_in_8bit: Annotated[
         bool,
-        Option("Of --adapter lora: hold the blocks' linear layers in 8 bits a value."),
+        Option("Store the blocks' frozen linear layers in 8 bits per value (--adapter lora)."),
     ] = False
     load_in_4bit: Annotated[
         bool,
-        Option("Of --adapter lora: hold the blocks' linear layers in 4 bits a value (nf4)."),
+        Option("Store the blocks' frozen linear layers in 4 bits per value, nf4 (--adapter lora)."),
     ] = False
     train_layers: Annotated[
         str,
         Length(MAX_TRAIN_LAYERS_CHARS),
         Option(
-            "Blocks that train, or get adapters; all others are frozen, the embeddings too unless "
-            "block 0 trains, norm and head unless the last does. Frozen layers below are computed "
-            "and sent once a sample, without gradients.",
+            "Blocks that train or get adapters; the others are frozen. Embeddings train with block "
+            "0, norm and head with the last block. Outputs of frozen blocks below are computed and "
+            "sent once per sample.",
             metavar="START-|START-STOP",
             default="all",
         ),
@@ -512,76 +523,76 @@ class TrainOptions:
         int,
         Range(0, MAX_STEPS),
         Option(
-            "Steps from one snapshot of the run to the next.",
-            default="never with --snapshots; else every minute, or less often if states are large",
+            "Steps between two snapshots of the run.",
+            default="never with --snapshots; else every minute, or less often for large states",
         ),
     ] = 0
     save_strategy: Annotated[
         SaveStrategy,
-        Option("When snapshots are taken: never (no), every --save-steps, or every epoch."),
+        Option("Schedule of snapshots: never (no), every --save-steps, or every epoch."),
     ] = SaveStrategy.STEPS
     save_total_limit: Annotated[
         int,
         Range(1, MAX_STEPS),
         Option(
-            "Snapshots that are kept, the newest; with --load-best-model-at-end the best is one of "
-            "them, two at least."
+            "Number of newest snapshots to keep. With --load-best-model-at-end the best one counts "
+            "among them, and two are kept at least."
         ),
     ] = 2
     eval_strategy: Annotated[
         EvalStrategy,
         Option(
-            "When held-out samples are evaluated, by the swarm: never (no), or before and after "
-            "training and meanwhile every --eval-steps or every epoch."
+            "Schedule of evaluations on held-out samples: never (no), or before and after training "
+            "and every --eval-steps or epoch in between."
         ),
     ] = EvalStrategy.STEPS
     eval_steps: Annotated[
         int,
         Range(0, MAX_STEPS),
-        Option("Steps from one evaluation to the next.", default="before and after training alone"),
+        Option("Steps between two evaluations.", default="before and after training only"),
     ] = 0
     eval_compression: Annotated[
         EvalCompression,
         Option(
-            "Whether activations of held-out samples are compressed, as a sample's first; both "
-            "evaluates them twice."
+            "Compression of held-out samples' activations, with the codec of a sample's first "
+            "activations; both evaluates with and without it."
         ),
     ] = EvalCompression.OFF
     early_stopping_patience: Annotated[
         int,
         Range(0, MAX_STEPS),
         Option(
-            "End the run once so many evaluations in a row are no better than the best before.",
+            "Number of evaluations in a row without improvement after which the run ends.",
             default="never",
         ),
     ] = 0
     early_stopping_threshold: Annotated[
         float,
         Range(0.0),
-        Option("Smallest improvement of the metric that counts as one."),
+        Option("Smallest improvement of the metric that counts."),
     ] = 0.0
     metric_for_best_model: Annotated[
         str,
         Length(MAX_METRIC_CHARS),
         Option(
-            "By which evaluations are compared: loss, and of --task classification and "
-            "token-classification accuracy, matthews_correlation or f1, of which more is better.",
+            "Metric that ranks evaluations: loss (lower is better); with classes also accuracy, "
+            "matthews_correlation or f1 (higher is better).",
             metavar="NAME",
         ),
     ] = "loss"
     load_best_model_at_end: Annotated[
         bool,
         Option(
-            "The result is the best of the weights that were evaluated, and not the last; needs "
-            "snapshots of them (--save-steps, --save-strategy)."
+            "Return the best evaluated weights instead of the last ones. Needs snapshots of them "
+            "(--save-steps, --save-strategy)."
         ),
     ] = False
     private_ends: Annotated[
         str,
         NameList(MAX_PRIVATE_ENDS),
         Option(
-            "Peers, as `swarm-ft status --verbose` names them, that alone may host the first and "
-            "the last stage, which see text and labels.",
+            "Only these peers may host the first and the last stage, which see text and labels. "
+            "Names are those of `swarm-ft status --verbose`.",
             metavar="NAME,NAME,...",
             default="any",
         ),
@@ -590,8 +601,8 @@ class TrainOptions:
         str,
         NameList(MAX_READERS),
         Option(
-            "Clients, as `swarm-ft keys list` names them, that may watch the run and fetch its "
-            "result as well.",
+            "Clients that may also watch the run and fetch its result. Names are those of "
+            "`swarm-ft keys list`.",
             metavar="NAME,NAME,...",
             default="nobody",
         ),

@@ -19,7 +19,7 @@ def test_its_part_of_a_run_is_told() -> None:
         samples=3,
         batch=8,
     )
-    assert doing_words(sharing) == "run-1  layers 2-4  step 1/9  3 of 8 samples a step"
+    assert doing_words(sharing) == "run-1  layers 2-4  step 1/9  3 of 8 samples per step"
 
 
 def test_a_meter_tells_how_fast_bytes_pass_and_how_many_did() -> None:

@@ -102,7 +102,7 @@ async def test_whoever_watches_a_peer_that_goes_hears_its_end(tmp_path: Path) ->
 
 
 async def test_where_no_peer_runs_that_is_said(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="no peer runs in"):
+    with pytest.raises(Unavailable, match="no peer of this user is running in"):
         await states(tmp_path, "status")
 
 
