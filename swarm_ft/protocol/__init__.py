@@ -1,1 +1,1 @@
-"""What is said: messages, sessions, RunSpec. No I/O, no torch, no clock."""
+"""Protocol of a swarm: messages, sessions, RunSpec. No I/O, no torch, no clock."""

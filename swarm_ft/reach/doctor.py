@@ -173,7 +173,7 @@ def _clock(front: FrontSays) -> Finding:
 
 
 async def _varies(address: str, front: FrontSays) -> bool | None:
-    """Whether the router maps each destination to another port; None if unknown."""
+    """Return whether the router maps each destination to another port; None if unknown."""
     if not front.other_port:
         return None
     other = f"{address.rpartition(':')[0]}:{front.other_port}"

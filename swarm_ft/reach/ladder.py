@@ -1,4 +1,4 @@
-"""One side of a meeting as a state machine: the ways to try, and the stream to use.
+"""A side of a meeting as a state machine: the ways to try, and the stream to use.
 
 All ways but one are tried at once. The caller dials the other side's endpoints (direct), which
 dials the caller's (reverse). Both leave a leg at the relay. The relay reports the outside address

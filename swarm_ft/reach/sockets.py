@@ -242,7 +242,7 @@ async def ask_front(endpoint: str) -> FrontSays:
 
 
 async def is_dialled_back(endpoint: str, port: int) -> bool | None:
-    """Whether a front can dial this port of this machine; None if it does not try.
+    """Return whether a front can dial this port of this machine; None if it does not try.
 
     Raises:
         OSError, TimeoutError: The front does not answer.

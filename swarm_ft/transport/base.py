@@ -27,7 +27,7 @@ Reply = TypeVar("Reply")
 
 
 class MessageStream(Protocol[Send, Receive]):
-    """One end of a call.
+    """An end of a call.
 
     Any number of tasks may send; one at a time may receive. Cancelling `receive` loses no message.
     A cancelled `send` has sent its message whole or not at all, and later ones keep their order.
@@ -86,7 +86,7 @@ for something else is cancelled soon after.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method(Generic[Request, Reply]):
-    """One rpc of a proto service.
+    """An rpc of a proto service.
 
     Attributes:
         service: Full name of the service, for example `swarm_ft.v1.Coordinator`.

@@ -752,8 +752,8 @@ async def test_another_version_is_told_apart_from_what_is_malformed(transport: T
     seen, told = await greeted_with(transport, b"\x0a\x05alice")
     assert type(seen) is type(told) is errors.VersionMismatch
     assert told.message == (
-        f"the coordinator (swarm-ft {described_version()}) speaks protocol version "
-        f"{PROTOCOL_VERSION}, peer alice speaks an older one: update peer alice ({UPDATE})"
+        f"the coordinator (swarm-ft {described_version()}) has protocol version "
+        f"{PROTOCOL_VERSION}, peer alice has an older one: update peer alice ({UPDATE})"
     )
 
 

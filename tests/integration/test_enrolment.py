@@ -319,7 +319,7 @@ async def test_with_another_authority_nobody_is_a_member_until_invited_again(
     async with office_in(tmp_path / "keys") as office:
         with pytest.raises(Unavailable):
             await ask(replace(membership, coordinator=office.endpoint))
-        with pytest.raises(BadInvite, match="replaced since; ask for a new invitation"):
+        with pytest.raises(BadInvite, match="replaced; ask for a new invitation"):
             await enrol(replace(unused, addresses=(office.endpoint,)), new_key())
         again = await enrol(await office.invite(), key)
         assert again.name == membership.name, "runs and buffers are its own as before"

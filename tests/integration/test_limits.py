@@ -105,7 +105,7 @@ async def test_an_upload_that_trickles_makes_room(
         await channel.close()
 
 
-JOINED_TOO_OFTEN = r"joins too often: 8 at once and 4 a second are taken; try again in \d"
+JOINED_TOO_OFTEN = r"joins too often: expected at most 8 at once and 4 a second; try again in \d"
 
 
 async def first_refusal(joins: Iterable[asyncio.Task[None]]) -> None:

@@ -1,1 +1,1 @@
-"""How a conversation goes on: state machines without I/O, clock or randomness."""
+"""State machines of the protocol, without I/O, clock or randomness."""

@@ -1,19 +1,19 @@
-"""The sum of all members' gradients at one member, as a state machine: reduce-scatter, all-gather.
+"""Sum of all members' gradients at one member, as a state machine: reduce-scatter, all-gather.
 
-Member i sums shard i: each other member sends it its share of every piece; once all shares of a
+Member i sums shard i. Each other member sends it its share of every piece; once all shares of a
 piece are there they are added up in the order of the members, and the sum goes out to everybody.
-All members, the one that summed included, take the encoded sum, so all end with the same bits.
-Members that listen give no shares and sum nothing; they get every sum.
+All members, the one that summed included, use the encoded sum, so all end with the same bits.
+Members that listen send no shares and sum nothing; they receive every sum.
 
-The machine sees encoded pieces and says what to do; it knows no gRPC, no tensor and no clock. It
-lives as long as one attempt of a run; streams may break and come back under it. Rules:
+The machine receives encoded pieces and returns effects; it knows no gRPC, no tensor and no clock.
+It lives as long as one attempt of a run; streams may break and come back under it. Rules:
 
-- a piece is keyed for ever; a second arrival changes nothing and is acknowledged again;
-- a share is acknowledged when its piece is summed, a sum when it is taken in;
+- a piece has a unique key; a second arrival changes nothing and is acknowledged again;
+- a share is acknowledged when its piece is summed, a sum when it is in the result;
 - at most a window of each is unacknowledged, so a member holds at most a window of shares from
   each other member, and of its own; encoded sums wait for the slowest, a shard of them at most;
-- shares may come before this member begins the step, and sums where it listens; they are held;
-  what belongs to an earlier step or attempt is void; anything else ends the stream.
+- shares may arrive before this member begins the step, and sums where it listens; they wait;
+  a piece of an earlier step or attempt is void; anything else ends the stream.
 """
 
 from __future__ import annotations
@@ -41,13 +41,15 @@ from swarm_ft.protocol.messages.reduction import (
 )
 
 WINDOW_PIECES = 32
-"""Unacknowledged shares or sums on their way from one member to another: 4 MiB at 4 bits, enough
-for 250 Mbps at 130 ms."""
+"""Unacknowledged shares or sums from one member to another: 4 MiB at 4 bits.
+
+That is enough for 250 Mbps at 130 ms.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TransmitPiece:
-    """Put this message on the stream to that member."""
+    """Effect: send this message on the stream to that member."""
 
     member: int
     message: GradientPiece | PieceAck
@@ -55,7 +57,7 @@ class TransmitPiece:
 
 @dataclass(frozen=True, slots=True)
 class BreakOff:
-    """End the stream with that member, for this reason."""
+    """Effect: end the stream with that member, for this reason."""
 
     member: int
     error: ProtocolError
@@ -66,7 +68,7 @@ Effects = list[ReduceEffect]
 
 
 class _Other:
-    """What goes on with one other member."""
+    """State of the exchange with one other member."""
 
     def __init__(self) -> None:
         self.outboxes: dict[Phase, Outbox[PieceKey, GradientPiece]] = {
@@ -77,17 +79,17 @@ class _Other:
         self.sums: set[int] = set()
 
     def begin(self) -> list[GradientPiece]:
-        """Forget the last step; what came early of the next ones."""
+        """Forget the last step; return the pieces that arrived early for the next ones."""
         early = list(self.early.values())
         for outbox in self.outboxes.values():
             outbox.clear()
-        for held in (self.early, self.shares, self.sums):
-            held.clear()
+        for pieces in (self.early, self.shares, self.sums):
+            pieces.clear()
         return early
 
 
 class AllReduce:
-    """See the module's docstring. Members are numbered in the order in which they are summed."""
+    """All-reduce at one member; members are numbered in the order in which they are summed."""
 
     def __init__(
         self, *, attempt: Attempt, num_members: int, own: int, scope: Scope = Scope.REPLICAS
@@ -108,17 +110,17 @@ class AllReduce:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the whole result is here, and the others have all that was sent to them."""
+        """Whether this member has the whole result, and the others have all pieces sent to them."""
         outboxes = (box for other in self._others.values() for box in other.outboxes.values())
         return len(self._done) == len(self._spans) and not any(map(len, outboxes))
 
     @property
     def lacks(self) -> tuple[int, ...]:
-        """Members without which this one cannot go on.
+        """Members that this one waits for.
 
-        Those whose shares of the next piece of its own shard are not here, first of all: others
-        may lack them too, and so have no sums yet. Then those whose sums are not here, though they
-        got this member's share. Last those that have not taken a sum.
+        First come those whose shares of the next piece of its own shard are missing: others may
+        wait for them too, and so have no sums yet. Then come those whose sums are missing, though
+        they have this member's share. Last come those that have not acknowledged a sum.
         """
         if self.is_settled:
             return ()
@@ -139,19 +141,19 @@ class AllReduce:
     def _gives(self) -> bool:
         return self._own in self._givers
 
-    # ---- what this member does
+    # ---- actions of this member
 
     def begin(self, step: StepNumber, division: Division) -> Effects:
-        """Start a step: forget the last one, take up shares that came before it.
+        """Start a step: forget the last one, and process shares that arrived before it.
 
         Raises:
-            OutOfTurn: the step is not a later one; to redo a step takes another attempt.
+            OutOfTurn: The step is not a later one; a step is repeated in another attempt.
         """
         if step <= self._step:
             raise OutOfTurn(f"all-reduce of step {step} in this attempt: {self._step} has begun")
         self._step, self._spans, self._givers = step, division.spans, division.givers
-        for held in (self._encoded, self._shares, self._done):
-            held.clear()
+        for pieces in (self._encoded, self._shares, self._done):
+            pieces.clear()
         self._to_encode = {i: deque() for i in range(self._num_members)}
         self._open_shares = {i: set() for i in range(self._num_members)}
         for span in self._spans if self._gives else ():
@@ -163,14 +165,14 @@ class AllReduce:
         return effects + self._encode_more()
 
     def encoded(self, span: PieceSpan, tensor: EncodedTensor) -> Effects:
-        """This member's share of a piece is encoded."""
+        """Record the encoded share of this member."""
         self._encoded.add(span.index)
         if span.owner == self._own:
             return self._keep_share(self._own, span, tensor)
         return self._put(span.owner, Phase.SHARE, span.index, tensor)
 
     def summed(self, span: PieceSpan, tensor: EncodedTensor) -> Effects:
-        """A piece of the own shard is summed: it goes out to all."""
+        """Record the encoded sum of a piece of the own shard, which goes out to all."""
         self._done.add(span.index)
         del self._shares[span.index]
         self._open_shares[self._own].discard(span.index)
@@ -183,41 +185,41 @@ class AllReduce:
         return effects + self._encode_more()
 
     def share_refused(self, span: PieceSpan, member: int) -> None:
-        """A member's share of a piece cannot be decoded: let it come again over its next stream."""
+        """Record that a member's share cannot be decoded; it arrives again over its next stream."""
         del self._shares[span.index][member]
         self._others[member].shares.discard(span.index)
 
     def taken(self, span: PieceSpan) -> Effects:
-        """The sum of a piece is in the result."""
+        """Record that the sum of a piece is in the result."""
         self._others[span.owner].sums.discard(span.index)
         self._done.add(span.index)
         return [TransmitPiece(span.owner, PieceAck(self._key(Phase.SUM, span.index)))]
 
     def sum_refused(self, span: PieceSpan) -> None:
-        """The sum of a piece cannot be decoded: let it come again over the next stream."""
+        """Record that the sum of a piece cannot be decoded; it arrives again over the next one."""
         self._others[span.owner].sums.discard(span.index)
 
-    # ---- what the streams do
+    # ---- events of the streams
 
     def connected(self, member: int) -> Effects:
-        """A stream to a member is up: send what it did not acknowledge."""
+        """Record that a stream to a member is up; return the pieces that it did not acknowledge."""
         boxes = self._others[member].outboxes.values()
         return [
             TransmitPiece(member, piece) for box in boxes for piece in box.connected(WINDOW_PIECES)
         ]
 
     def disconnected(self, member: int) -> None:
-        """The stream is gone: pieces wait, and early ones, not acknowledged, will come again."""
+        """Record that the stream is gone: pieces wait, and early ones arrive again."""
         self._others[member].early.clear()
         for box in self._others[member].outboxes.values():
             box.disconnected()
 
     def receive(self, member: int, message: PieceMessage) -> Effects:
-        """Something arrived from a member.
+        """Process a message of a member.
 
         Raises:
-            OutOfTurn: the message is not allowed now; the stream should be dropped.
-            BadFrame: the piece has another shape than the division gives it.
+            OutOfTurn: The message is not allowed now; the stream should be dropped.
+            BadFrame: The piece has another shape than its span.
         """
         match message:
             case GradientPiece(key) if key.attempt != self._attempt or key.step < self._step:
@@ -232,11 +234,11 @@ class AllReduce:
                 return self._acknowledge(member, key)
 
     def _hold(self, member: int, piece: GradientPiece) -> Effects:
-        # Another member may hear of a step before we do; its windows bound how far it can go. A
-        # sum is early only where this member listens, since else it takes this member's share.
+        # Another member may begin a step before we do; its windows bound how far it can go. A sum
+        # is early only where this member listens, since otherwise it needs this member's share.
         early, phase = self._others[member].early, piece.key.phase
-        held = sum(key.phase is phase for key in early)
-        if held >= WINDOW_PIECES and piece.key not in early:
+        num_early = sum(key.phase is phase for key in early)
+        if num_early >= WINDOW_PIECES and piece.key not in early:
             raise OutOfTurn(
                 f"more than {WINDOW_PIECES} {phase.name.lower()}s arrived before their step began"
             )
@@ -244,22 +246,22 @@ class AllReduce:
         return []
 
     def _early(self, member: int, piece: GradientPiece) -> Effects:
-        # Not raised: `begin` must not fail for what another member did.
+        # The error becomes an effect: `begin` must not fail for another member's message.
         try:
             return self.receive(member, piece)
         except ProtocolError as error:
             return [BreakOff(member, error)]
 
     def _share(self, member: int, piece: GradientPiece) -> Effects:
-        span, held = self._span(self._own, piece), self._others[member].shares
+        span, shares = self._span(self._own, piece), self._others[member].shares
         if member not in self._givers:
             raise OutOfTurn(f"got a share of step {self._step} from a member that listens")
         if span.index in self._done:
             return [TransmitPiece(member, PieceAck(piece.key))]
-        if span.index in held:
+        if span.index in shares:
             return []
-        _check_window(held, "shares")
-        held.add(span.index)
+        _check_window(shares, "shares")
+        shares.add(span.index)
         return self._keep_share(member, span, piece.tensor)
 
     def _keep_share(self, member: int, span: PieceSpan, tensor: EncodedTensor) -> Effects:
@@ -307,7 +309,7 @@ class AllReduce:
         return [TransmitPiece(member, piece) for piece in pieces]
 
     def _encode_more(self) -> Effects:
-        """Shares for all members in turn, as far as their windows allow."""
+        """Return effects that encode shares for all members in turn, within their windows."""
         effects: Effects = []
         behind = [(self._own + i) % self._num_members for i in range(1, self._num_members + 1)]
         while ready := [member for member in behind if self._has_room(member)]:
@@ -324,6 +326,6 @@ class AllReduce:
         return PieceKey(self._attempt, self._step, phase, index, self._scope)
 
 
-def _check_window(held: set[int], what: str) -> None:
-    if len(held) >= WINDOW_PIECES:
+def _check_window(pieces: set[int], what: str) -> None:
+    if len(pieces) >= WINDOW_PIECES:
         raise OutOfTurn(f"more than {WINDOW_PIECES} {what} arrived that were not acknowledged")

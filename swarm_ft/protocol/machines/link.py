@@ -1,19 +1,19 @@
-"""One end of the link between two peers as a state machine: which channels are connected.
+"""An end of the link between two peers as a state machine: the connected channels.
 
-It sees messages and says what to do; it knows no stream, no clock, and not what channels carry.
-Both ends run the same machine. A link lives as long as the peers know each other: attempts begin
-and end over a stream that stands, and streams break and come back under an attempt. Rules:
+The machine receives messages and returns effects; it knows no stream, no clock, and not what
+channels carry. Both ends run the same machine. A link lives as long as the peers know each other:
+attempts begin and end over one stream, and streams break and come back under an attempt. Rules:
 
 - each side greets once for each attempt and stream: when it opens a channel, and for each open
   channel when a stream comes up;
-- a channel is connected while both sides greeted last, on this stream, for the same attempt of the
-  same run;
-- a greeting for any other attempt is kept, the newest of each kind: the other side heard of an
-  attempt sooner, or is about to hear of one;
-- whatever else comes over a channel that is not connected is void.
+- a channel is connected while both sides' last greetings on this stream are for the same attempt
+  of the same run;
+- a greeting for any other attempt is stored, the newest of each kind: one side may learn of an
+  attempt sooner;
+- any other message over a channel that is not connected is void.
 
-A stream keeps the order of its messages. So what a side hears after the greeting of an attempt,
-and before the next one, belongs to that attempt.
+A stream keeps the order of its messages. So a message between two greetings belongs to the attempt
+of the first one.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _Of = tuple[RunId, Attempt]
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Send this channel's hello, as of now."""
+    """Effect: send this channel's present hello."""
 
     kind: ChannelKind
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """Both sides are there, and this is what the other said; check it."""
+    """Effect: both sides are connected; check the other side's hello."""
 
     kind: ChannelKind
     hello: ChannelHello
@@ -52,14 +52,14 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The other side is there no more, or not for this attempt."""
+    """Effect: the other side is gone, or has another attempt."""
 
     kind: ChannelKind
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """A message of the attempt that this channel is open for."""
+    """Effect: a message of the attempt that this channel is open for."""
 
     kind: ChannelKind
     message: ChannelMessage
@@ -70,7 +70,7 @@ Effects = list[LinkEffect]
 
 
 class LinkMachine:
-    """See the module's docstring."""
+    """Link to one peer; see the module's docstring."""
 
     def __init__(self) -> None:
         self._is_up = False
@@ -78,14 +78,14 @@ class LinkMachine:
         self._theirs: dict[ChannelKind, ChannelHello] = {}
 
     def is_connected(self, kind: ChannelKind) -> bool:
-        """Whether what this side says over the channel will be taken."""
+        """Whether the other side accepts messages of this channel."""
         theirs = self._theirs.get(kind)
         return theirs is not None and _of(theirs) == self._ours.get(kind)
 
-    # ---- what this side does
+    # ---- actions of this side
 
     def open(self, hello: ChannelHello) -> Effects:
-        """An attempt begins here, which has this hello; the channel of its kind is closed."""
+        """Open a channel for an attempt; the channel of its kind closes."""
         kind = kind_of(hello)
         self._ours[kind] = _of(hello)
         if not self._is_up:
@@ -96,34 +96,34 @@ class LinkMachine:
         return effects
 
     def close(self, kind: ChannelKind) -> Effects:
-        """The attempt is over here. The other side learns it by the next one's greeting."""
+        """Close a channel; the other side learns it from the next attempt's greeting."""
         was_connected = self.is_connected(kind)
         self._ours.pop(kind, None)
         return [Disconnected(kind)] if was_connected else []
 
-    # ---- what the stream does
+    # ---- events of the stream
 
     def up(self) -> Effects:
-        """A stream stands, and link hellos were exchanged."""
+        """Record that a stream stands, after the exchange of link hellos."""
         self._is_up = True
         return [Greet(kind) for kind in self._ours]
 
     def down(self) -> Effects:
-        """The stream is gone, and with it whatever the other side said."""
+        """Record that the stream is gone, with the other side's greetings."""
         effects: Effects = [Disconnected(kind) for kind in self._ours if self.is_connected(kind)]
         self._is_up = False
         self._theirs.clear()
         return effects
 
     def receive(self, message: LinkHello | ChannelMessage) -> Effects:
-        """Something arrived from the other side.
+        """Process a message of the other side.
 
         Raises:
-            OutOfTurn: a hello that was said already; the stream should be dropped.
+            OutOfTurn: A hello arrived twice; the stream should be dropped.
         """
         match message:
             case LinkHello():
-                raise OutOfTurn(f"{message.peer_id} said hello twice")
+                raise OutOfTurn(f"{message.peer_id} sent its hello twice")
             case BoundaryHello() | ReduceHello():
                 return self._greeted(message)
             case _:
@@ -133,7 +133,7 @@ class LinkMachine:
     def _greeted(self, hello: ChannelHello) -> Effects:
         kind, was_connected = kind_of(hello), self.is_connected(kind_of(hello))
         if was_connected and _of(hello) == self._ours[kind]:
-            raise OutOfTurn(f"{hello.peer_id} said hello twice in attempt {hello.attempt}")
+            raise OutOfTurn(f"{hello.peer_id} sent its hello twice in attempt {hello.attempt}")
         self._theirs[kind] = _slim(hello)
         if self.is_connected(kind):
             return [Connected(kind, hello)]
@@ -145,6 +145,6 @@ def _of(hello: ChannelHello) -> _Of:
 
 
 def _slim(hello: ChannelHello) -> ChannelHello:
-    # Who has yet to begin an attempt sent nothing in it that could have been received. So a hello
-    # that is kept is small, whatever it claims.
+    # A side that has not begun an attempt has received nothing in it. So a stored hello is small,
+    # whatever it claims.
     return replace(hello, received=frozenset()) if isinstance(hello, BoundaryHello) else hello

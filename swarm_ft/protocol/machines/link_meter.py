@@ -1,15 +1,15 @@
-"""How fast a link is and how far its other end, by marks in what goes over it anyway.
+"""Meter of a link's rate and round trip, by marks in its ordinary traffic.
 
-A link keeps the order of its messages, so a ping is a mark: whoever reads it has all that was
-written before. Two marks around a train of bytes tell how fast the link let it through, if the link
-was what held it up: as long as something waited to be written all the time, or if the train
-arrived more slowly than it left (packet trains: C. Dovrolis et al., Packet-Dispersion Techniques
-and a Capacity-Estimation Methodology, 2004). Time in which there was nothing to send so counts for
-nobody, and a link that was never full is not measured. No faster than it left did anything arrive,
-whatever somebody's late reading makes of it (as in N. Cardwell et al., BBR, 2016).
+A link keeps the order of its messages, so a ping is a mark: its reader has all bytes written before
+it. Two marks around a train of bytes yield the link's rate if the link was the bottleneck: if bytes
+waited to be written all the time, or if the train arrived more slowly than it left (packet trains:
+C. Dovrolis et al., Packet-Dispersion Techniques and a Capacity-Estimation Methodology, 2004). Time
+without bytes to send does not count, and a link that was never full has no measurement. A train
+never counts as arriving faster than it left, whatever a late reading suggests (as in N. Cardwell et
+al., BBR, 2016).
 
-It knows no stream and no clock. Times are this side's own seconds; a pong tells when its ping came
-by the other side's clock, of which differences alone are used, and no longer ones than can be.
+The meter knows no stream and no clock. Times are this side's own seconds. A pong has its ping's
+arrival by the other side's clock; only differences count, up to a plausible length.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from swarm_ft.protocol.messages.link import LinkPing, LinkPong
 from swarm_ft.protocol.messages.timeline import MAX_CLOCK_US
 
 MIN_TRAIN_BYTES, MIN_TRAIN_S = 64 << 10, 0.1
-"""Of a train; shorter ones say how the ends read, and what buckets on the way let pass at once."""
+"""Bytes and seconds of a train, at least; shorter ones show only reading habits and token buckets.
+"""
 TRAIN_S = 2.0
-"""A train that takes longer is measured in parts."""
+"""Seconds of a train after which a part of it is measured."""
 EVERY_S = 4.0
-"""Between a measurement's last mark and the first of the next."""
+"""Seconds between a measurement's last mark and the first of the next."""
 QUIET_S = 10.0
-"""Between pings while there is nothing to send."""
+"""Seconds between pings while there is nothing to send."""
 HELD_UP, HELD_UP_S = 1.25, 0.05
-"""A train took so many times as long to arrive as to leave, and so much longer, if the link held it
-up; less may be the ends, which read late while they compute."""
+"""Ratio and difference of a train's times by which the link counts as the bottleneck.
+
+A smaller ratio may come from the ends, which read late while they compute.
+"""
 NUM_KEPT = 9
-"""Measurements that are remembered: half a minute of a busy link's past, and whatever a quiet one's
-last ones were."""
+"""Measurements in memory: half a minute of a busy link's past, or a quiet one's last ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Begin:
-    """A mark that was answered, with which a train began; it came by the other side's clock."""
+    """An answered mark at the begin of a train, with its arrival by the other side's clock."""
 
     num_bytes: int
     sent_s: float
@@ -49,12 +51,15 @@ class _Begin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Mark:
-    """A ping, and how much was written before it.
+    """A ping, with the bytes written before it.
 
     Attributes:
-        since: the mark at which the train began that this one ends.
-        is_steady: whether there was always something to write since then.
-        opens: whether there is something to write behind it.
+        serial: Number of the ping.
+        num_bytes: Bytes written before it.
+        sent_s: Time of the ping.
+        since: Mark at the begin of the train that this one ends.
+        is_steady: Whether there was always something to write since then.
+        opens: Whether there is something to write after it.
     """
 
     serial: int
@@ -67,7 +72,7 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class _Train:
-    """What the link let through, and how long it took; it was full meanwhile."""
+    """Bytes that passed the full link, and their seconds."""
 
     num_bytes: int
     took_s: float
@@ -78,9 +83,9 @@ class _Train:
 
 
 class LinkMeter:
-    """One side's view of one stream after the other to the same peer.
+    """Meter of consecutive streams to the same peer.
 
-    What is to be written now is returned by each method that may have it written: a ping, or None.
+    Methods return the ping to write now, or None.
     """
 
     def __init__(self) -> None:
@@ -91,7 +96,7 @@ class LinkMeter:
 
     @property
     def speed(self) -> LinkSpeed:
-        """What is known by now, in whole bytes a second and microseconds."""
+        """Measured speed, in whole bytes a second and microseconds."""
         all_bytes = sum(train.num_bytes for train in self._trains)
         all_s = sum(train.took_s for train in self._trains)
         usual = _Train(all_bytes, all_s).bytes_per_s if all_s else 0.0
@@ -104,35 +109,35 @@ class LinkMeter:
         )
 
     def began(self, now_s: float) -> None:
-        """A new stream: nothing is on its way. What was measured is remembered."""
+        """Reset for a new stream; measurements stay."""
         self._began_s = self._pinged_s = self._measured_s = now_s
         self._num_bytes = 0
         self._is_resting = True
         self._is_steady = False
-        self._awaited: _Mark | None = None
+        self._pending: _Mark | None = None
         self._open: _Begin | None = None
 
     # ---- this side
 
     def wrote(self, num_bytes: int) -> None:
-        """So many bytes are on their way, in front of whatever is written from now on."""
+        """Count bytes that were written; later bytes follow them."""
         self._num_bytes += num_bytes
 
     def works(self, now_s: float) -> LinkPing | None:
-        """There is something to write, behind what is returned."""
+        """Record that there is something to write, after the returned ping."""
         self._is_resting = False
         return self.look(now_s)
 
     def rests(self, now_s: float) -> LinkPing | None:
-        """There is nothing (more) to write."""
+        """Record that there is nothing more to write."""
         self._is_resting = True
         ping = self.look(now_s)
         self._is_steady = False
         return ping
 
     def look(self, now_s: float) -> LinkPing | None:
-        """Time has passed."""
-        if self._awaited is not None:
+        """Return the ping that is due by this time."""
+        if self._pending is not None:
             return None
         begin = self._open
         if begin is not None and self._num_bytes - begin.num_bytes >= MIN_TRAIN_BYTES:
@@ -146,7 +151,7 @@ class LinkMeter:
 
     def _ping(self, since: _Begin | None, now_s: float) -> LinkPing:
         self._serial = (self._serial + 1) % (1 << 32)
-        self._awaited = _Mark(
+        self._pending = _Mark(
             serial=self._serial,
             num_bytes=self._num_bytes,
             sent_s=now_s,
@@ -161,19 +166,19 @@ class LinkMeter:
         self._is_steady = not self._is_resting
         return LinkPing(self._serial)
 
-    # ---- the other side
+    # ---- messages of the other side
 
     def pinged(self, ping: LinkPing, now_s: float) -> LinkPong:
-        """The answer to a ping, to be said at once."""
+        """Return the answer to a ping, to send at once."""
         came_us = round(1e6 * (now_s - self._began_s))
         return LinkPong(ping.serial, min(max(0, came_us), MAX_CLOCK_US))
 
     def ponged(self, pong: LinkPong, now_s: float) -> LinkPing | None:
-        """An answer; one that nobody waits for changes nothing."""
-        mark = self._awaited
+        """Process an answer; an unexpected one changes nothing."""
+        mark = self._pending
         if mark is None or pong.serial != mark.serial:
             return None
-        self._awaited = None
+        self._pending = None
         self._trips.append(min(now_s - mark.sent_s, MAX_SECONDS))
         came_s = 1e-6 * pong.came_us
         if mark.since is not None:

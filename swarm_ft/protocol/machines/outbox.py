@@ -1,6 +1,6 @@
-"""What was sent to one other side and is not acknowledged yet, over streams that break.
+"""Messages to one other side until they are acknowledged, over streams that break.
 
-At most a window of it is on the way; after a reconnect all that is unacknowledged goes out again.
+At most a window of them is in flight; after a reconnect all unacknowledged ones go out again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ M = TypeVar("M")
 
 
 class Outbox(Generic[K, M]):
-    """Messages by key, oldest first. Each method that may free room returns what is to go out."""
+    """Messages by key, oldest first; methods that may free room return the messages to send."""
 
     def __init__(self) -> None:
         self._window = 0
@@ -26,30 +26,30 @@ class Outbox(Generic[K, M]):
         return len(self._unacknowledged)
 
     def find(self, key: K) -> M | None:
-        """A message that is not acknowledged."""
+        """Return an unacknowledged message, if there is one."""
         return self._unacknowledged.get(key)
 
     def put(self, key: K, message: M) -> list[M]:
-        """Keep a message until it is acknowledged."""
+        """Store a message until it is acknowledged."""
         self._unacknowledged[key] = message
         self._waiting.append(key)
         return self._due()
 
     def acknowledge(self, key: K) -> list[M]:
-        """The other side has it; an acknowledgement of anything else changes nothing."""
+        """Record an acknowledgement; one for another message changes nothing."""
         self.withdraw(key)
         return self._due()
 
     def withdraw(self, key: K) -> None:
-        """Do not send it, or not again."""
+        """Stop sending a message."""
         self._unacknowledged.pop(key, None)
         self._in_flight.discard(key)
 
     def connected(self, window: int) -> list[M]:
-        """A stream is up: what was on the way over the last one may be lost.
+        """Restart on a new stream, since messages in flight may be lost.
 
         Args:
-            window: messages that may be on the way.
+            window: Messages that may be in flight.
         """
         self._window = window
         self._in_flight.clear()
@@ -57,13 +57,13 @@ class Outbox(Generic[K, M]):
         return self._due()
 
     def disconnected(self) -> None:
-        """The stream is gone; messages wait."""
+        """Record that the stream is gone; messages wait."""
         self._window = 0
 
     def clear(self) -> None:
         """Forget all messages."""
-        for held in (self._unacknowledged, self._waiting, self._in_flight):
-            held.clear()
+        for messages in (self._unacknowledged, self._waiting, self._in_flight):
+            messages.clear()
 
     def _due(self) -> list[M]:
         due: list[M] = []

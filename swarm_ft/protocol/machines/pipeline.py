@@ -1,21 +1,21 @@
-"""Which microbatch a stage computes next: 1F1B with split backwards, as a state machine.
+"""Schedule of one stage's microbatches: 1F1B with split backwards, as a state machine.
 
-A backward is cut in two: the gradient of the input, which the stage upstream waits for, and those
-of the weights, which nobody waits for and which fill the time in which the stage would idle (Qi et
-al. 2023, arXiv 2401.10241). What somebody waits for goes first; each kind of task runs in the
-order of the microbatches, so that gradients are summed in one order however frames arrive. No
-tensor, no clock.
+A backward has two parts: the gradient of the input, which the stage upstream waits for, and those
+of the weights, which nobody waits for and which fill idle time (Qi et al. 2023, arXiv 2401.10241).
+Work that another stage waits for goes first. Each kind of task runs in the order of the
+microbatches, so that gradients are summed in one order however frames arrive. The schedule knows no
+tensor and no clock.
 
-A microbatch holds memory from its forward until its weights' gradients are done. At least as many
-are held as plain 1F1B needs, links counted as stages, since they take time as one (Narayanan et
-al. 2021, arXiv 2104.04473, section 2.2, with links); where links take longer than stages, more are
-of use, and memory is their bound. Whatever bounds the stages have, no order of arrivals blocks the
-pipeline: wherever the oldest microbatch that is not done comes, nothing is held before it.
+A microbatch holds memory from its forward until its weights' gradients are done. A stage may hold
+at least as many as plain 1F1B needs, links counted as stages, since they take as much time
+(Narayanan et al. 2021, arXiv 2104.04473, section 2.2, with links). Where links take longer than
+stages, more are useful, up to the memory. Whatever bounds the stages have, no order of arrivals
+blocks the pipeline: no stage holds anything before the oldest microbatch that is not done.
 
-Held-out microbatches, which are only evaluated, go forward alone and hold nothing here. They are
-computed in the time in which the stage would idle: whatever trains goes before them. Nothing comes
-back of them that would hold the stages in front; so a stage goes on with the next once the stage
-behind has computed with all but a few of those before.
+Held-out microbatches, which are only evaluated, go forward alone and hold nothing here. A stage
+computes them when it would idle, after everything that trains. Nothing comes back from them that
+would limit the stages in front. So a stage computes the next one once the stage behind has finished
+all but a few of those before.
 """
 
 from __future__ import annotations
@@ -29,46 +29,46 @@ from swarm_ft.ids import MicrobatchIndex
 
 
 class TaskKind(Enum):
-    """What the compute thread is asked to do."""
+    """Kind of a task of the compute thread."""
 
     FORWARD = auto()
     BACKWARD = auto()
-    """The gradient of the input."""
+    """Gradient of the input."""
     FORWARD_BACKWARD = auto()
-    """The last stage: forward, loss and backward in one go."""
+    """Forward, loss and backward in one go, at the last stage."""
     WEIGHTS = auto()
-    """The gradients of the weights; the microbatch is done then."""
+    """Gradients of the weights, after which the microbatch is done."""
     EVALUATE = auto()
-    """The forward of a held-out microbatch; at the last stage, its loss as well."""
+    """Forward of a held-out microbatch; at the last stage, with its loss."""
 
     @property
     def num_parts(self) -> int:
-        """How many of a microbatch's `PARTS` it is."""
+        """Number of a microbatch's `PARTS` in this task."""
         return 2 if self is TaskKind.FORWARD_BACKWARD else 1
 
 
 PARTS = 3
-"""Of the work on a microbatch at any stage, about equal: forward, backward and weights."""
+"""Parts of the work on a microbatch at any stage, about equal: forward, backward and weights."""
 KEPT_FREE = 2
-"""Microbatches whose memory is left to the tasks themselves."""
+"""Microbatches whose memory is reserved for the tasks themselves."""
 EVALUATED_AHEAD = 2
 """Held-out microbatches on their way to the stage behind, or waiting there."""
 ALLOCATED = 1.25
-"""Bytes that an allocator takes for one that is held, at most: there are gaps between tensors."""
+"""Bytes that an allocator needs per byte in use, at most, since there are gaps between tensors."""
 
 
 def least_held(num_stages: int, stage_index: int) -> int:
-    """Microbatches that a stage holds in plain 1F1B: twice the stages behind it, and one."""
+    """Return the microbatches of a stage in plain 1F1B: twice the stages behind, plus one."""
     return 2 * (num_stages - 1 - stage_index) + 1
 
 
 def most_held(least: int, *, room_bytes: int, microbatch_bytes: int) -> int:
-    """How many microbatches a stage may hold at once.
+    """Return the microbatches that a stage may hold at once.
 
     Args:
-        least: of them, see `least_held`; no fewer will do.
-        room_bytes: memory that is left for them.
-        microbatch_bytes: what each holds in tensors; 0 if that is not known yet.
+        least: Microbatches at least, see `least_held`.
+        room_bytes: Bytes of memory for them.
+        microbatch_bytes: Bytes of tensors that each holds; 0 if unknown.
     """
     if not microbatch_bytes:
         return least
@@ -77,7 +77,7 @@ def most_held(least: int, *, room_bytes: int, microbatch_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One microbatch's computation at this stage."""
+    """Computation of one microbatch at this stage."""
 
     kind: TaskKind
     microbatch: MicrobatchIndex
@@ -85,20 +85,20 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """All microbatches of the step went through this stage: both ways, but those held out."""
+    """End of the step at this stage: all microbatches passed it, both ways if they train."""
 
 
 class StageSchedule:
-    """What one peer computes during one step; at most one task is out at a time.
+    """Schedule of one peer during one step; at most one task is out at a time.
 
     Args:
-        is_first: whether this is the stage in front, which nobody waits for a backward of.
-        is_last: whether it is the last, whose forward and backward are one.
-        has_backward: whether gradients come back to it. Without, a microbatch is done with its
-            forward, and nothing of it is held.
-        microbatches: those that pass this peer, in the order in which they are computed.
-        max_held: how many of them may hold memory at once; 1 or more.
-        held_out: those that are only evaluated, in the order in which they are computed.
+        is_first: Whether this is the first stage, whose backward nobody waits for.
+        is_last: Whether it is the last one, whose forward and backward are one task.
+        has_backward: Whether gradients come back to it. Without, a microbatch is done with its
+            forward, and holds nothing.
+        microbatches: Microbatches that pass this peer, in computing order.
+        max_held: Microbatches that may hold memory at once; 1 or more.
+        held_out: Microbatches that are only evaluated, in computing order.
     """
 
     def __init__(
@@ -127,32 +127,32 @@ class StageSchedule:
         self._running: Task | None = None
 
     def begin(self) -> Task | StepDone | None:
-        """The step begins; it is done at once if no microbatch passes this peer."""
+        """Begin the step; it is done at once if no microbatch passes this peer."""
         return self._next()
 
     def input_ready(self, microbatch: MicrobatchIndex) -> Task | StepDone | None:
-        """All samples of a microbatch's input are here."""
+        """Record that all samples of a microbatch's input are present."""
         self._check(microbatch)
         self._inputs.add(microbatch)
         return self._next()
 
     def gradient_ready(self, microbatch: MicrobatchIndex) -> Task | StepDone | None:
-        """All samples of the gradient of a microbatch's output are here."""
+        """Record that all samples of the gradient of a microbatch's output are present."""
         self._check(microbatch)
         self._gradients.add(microbatch)
         return self._next()
 
     def output_taken(self, microbatch: MicrobatchIndex) -> Task | StepDone | None:
-        """The stage behind has computed with the output of a held-out microbatch."""
+        """Record that the stage behind computed with the output of a held-out microbatch."""
         self._check(microbatch)
         self._taken.add(microbatch)
         return self._next()
 
     def computed(self, task: Task) -> Task | StepDone | None:
-        """The task that was handed out is finished.
+        """Record that the task is finished.
 
         Raises:
-            OutOfTurn: another task was handed out.
+            OutOfTurn: Another task is out.
         """
         if task != self._running:
             raise OutOfTurn(f"{task} is finished, but {self._running} was under way")
@@ -167,7 +167,7 @@ class StageSchedule:
 
     @property
     def lacks(self) -> tuple[Task, ...]:
-        """What would be computed next if its input, or gradient, were here; nothing if one is."""
+        """Tasks that would be next with their input or gradient; empty if one is under way."""
         if self._running is not None:
             return ()
         found = []
@@ -201,7 +201,7 @@ class StageSchedule:
         return Task(kind, self._microbatches[self._position(kind)])
 
     def _choose(self) -> TaskKind | None:
-        """Of what trains. The stages around wait for the first two; the others make room."""
+        """Choose a task that trains: first those that other stages wait for, then the others."""
         if self._can_backward and not self._is_first:
             return TaskKind.BACKWARD
         if self._can_forward:

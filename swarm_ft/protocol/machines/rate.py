@@ -1,4 +1,4 @@
-"""How often somebody may do something, and how slowly: decisions about time that is passed in."""
+"""Limits on rates of actions and bytes: decisions on time that callers pass in."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from swarm_ft.errors import Busy
 Key = TypeVar("Key")
 
 MAX_KEYS = 4096
-"""That are remembered; of more the one that was seen longest ago is forgotten. Where keys are
-addresses, whoever has so many needs no memory of ours to come again."""
+"""Keys in memory; a new one replaces the least recently used.
+
+A caller with so many addresses does not need our memory to return.
+"""
 
 
 class Rate(Generic[Key]):
-    """So many a second for each key, and some at once.
+    """Limit on actions per second for each key, with bursts.
 
-    Each key has a bucket of `burst` tokens, which fills at `per_s`; whatever is done takes one.
+    Each key has a bucket of `burst` tokens, which fills at `per_s`; each action costs one.
 
     Args:
-        per_s: how often, in the long run.
-        burst: how often at once, after a pause.
-        max_keys: how many are remembered.
+        per_s: Actions per second in the long run.
+        burst: Actions at once, after a pause.
+        max_keys: Keys in memory.
     """
 
     def __init__(self, *, per_s: float, burst: int, max_keys: int = MAX_KEYS) -> None:
@@ -34,7 +36,7 @@ class Rate(Generic[Key]):
         self._buckets: OrderedDict[Key, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, key: Key, now_s: float) -> float:
-        """Take a token of this key; 0 if there was one, else how long until there is."""
+        """Take a token of this key; return 0, or the seconds until there is one."""
         tokens, since_s = self._buckets.pop(key, (float(self._burst), now_s))
         tokens = min(self._burst, tokens + max(0.0, now_s - since_s) * self._per_s)
         is_taken = tokens >= 1
@@ -47,30 +49,30 @@ class Rate(Generic[Key]):
         """Take a token of this key.
 
         Args:
-            key: whose.
-            now_s: monotonic seconds.
-            what: too often done, in words.
+            key: Key of the caller.
+            now_s: Monotonic seconds.
+            what: Name of the action, for the error.
 
         Raises:
-            Busy: there is none; says when there is.
+            Busy: The key has no token; the message has the seconds until it has one.
         """
         wait_s = self.wait_s(key, now_s)
         if wait_s > 0:
             raise Busy(
-                f"{what} too often: {self._burst} at once and {self._per_s:g} a second are taken; "
-                f"try again in {wait_s:.2f} s"
+                f"{what} too often: expected at most {self._burst} at once and {self._per_s:g} a "
+                f"second; try again in {wait_s:.2f} s"
             )
 
 
 class Bucket:
-    """So many bytes a second in the long run, and some at once.
+    """Limit on bytes per second, with bursts.
 
-    What is taken may be more than is there: whoever takes it waits until it is, and those who come
-    later wait behind. So in any time of T seconds at most `per_s * T + burst` pass.
+    A caller may take more than there is, and waits until it is there; later callers wait behind it.
+    So in any T seconds at most `per_s * T + burst` pass.
 
     Args:
-        per_s: how many.
-        burst: at once, after a pause.
+        per_s: Bytes per second in the long run.
+        burst: Bytes at once, after a pause.
     """
 
     def __init__(self, *, per_s: float, burst: float) -> None:
@@ -80,7 +82,7 @@ class Bucket:
         self._since_s: float | None = None
 
     def take(self, count: int, now_s: float) -> float:
-        """Take so many; how long to wait before they pass, in seconds."""
+        """Take `count` bytes; return the seconds to wait before they pass."""
         if self._per_s == math.inf:
             return 0.0
         since_s = now_s if self._since_s is None else self._since_s
@@ -91,12 +93,12 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Floor:
-    """The least speed at which something has to arrive.
+    """Least rate at which something has to arrive.
 
     Attributes:
-        bytes_per_s: in the long run.
-        grace_s: that it may be late.
-        begun_s: when it began, monotonic.
+        bytes_per_s: Bytes per second in the long run.
+        grace_s: Seconds of tolerated delay.
+        begun_s: Monotonic seconds of the begin.
     """
 
     bytes_per_s: float
@@ -104,5 +106,5 @@ class Floor:
     begun_s: float
 
     def deadline_s(self, num_bytes: int) -> float:
-        """Until when something has to follow after so many bytes, monotonic."""
+        """Return the monotonic seconds by which something has to follow after `num_bytes`."""
         return self.begun_s + self.grace_s + num_bytes / self.bytes_per_s

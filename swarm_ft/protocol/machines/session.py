@@ -1,14 +1,14 @@
-"""One end of a boundary's stream as a state machine: what is sent, waited for, sent again.
+"""An end of a boundary's stream as a state machine: frames sent, expected, and sent again.
 
-It sees messages and says what to do; it knows no gRPC, no tensor and no clock. Both ends run
-the same machine: upstream sends FORWARD frames and receives BACKWARD ones, downstream the
+The machine receives messages and returns effects; it knows no gRPC, no tensor and no clock. Both
+ends run the same machine: upstream sends FORWARD frames and receives BACKWARD ones, downstream the
 reverse. A session lives as long as one attempt of a run; streams may break and come back under
 it. Rules (docs/architecture.md, "A boundary is a protocol"):
 
-- a frame is keyed for ever; a second arrival changes nothing and is acknowledged again;
+- a frame has a unique key; a second arrival changes nothing and is acknowledged again;
 - at most the other side's window of frames is unacknowledged;
-- after a reconnect both sides say what they have, and only the rest is sent again;
-- a frame whose base is missing or whose result differs is asked for once more, as a key frame.
+- after a reconnect both sides list what they have, and only the rest is sent again;
+- a frame whose base is missing or whose result differs is requested once more, as a key frame.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from swarm_ft.protocol.messages.boundary import (
 from swarm_ft.protocol.spec.codec_spec import Direction
 
 WINDOW_FRAMES = 256
-"""Frames the other side may have unacknowledged; bounds what a hostile peer makes us hold."""
+"""Frames that the other side may leave unacknowledged, which bounds a hostile peer's use of memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Transmit:
-    """Put this message on the stream."""
+    """Effect: send this message on the stream."""
 
     message: SessionMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Decode this frame, then say `accepted` or `refused`."""
+    """Effect: decode this frame, then call `accepted` or `refused`."""
 
     frame: Frame
 
 
 @dataclass(frozen=True, slots=True)
 class Reencode:
-    """The other side cannot use this frame: encode its value again, as a key frame."""
+    """Effect: encode this frame's value again, as a key frame; the other side lacks the base."""
 
     frame: Frame
     reason: str
@@ -61,7 +62,7 @@ Effects = list[SessionEffect]
 
 
 class BoundarySession:
-    """State of one end of a boundary during one attempt. See the module's docstring."""
+    """State of one end of a boundary during one attempt; see the module's docstring."""
 
     def __init__(self, *, attempt: Attempt, sends: Direction) -> None:
         self.attempt = attempt
@@ -78,12 +79,12 @@ class BoundarySession:
 
     @property
     def received(self) -> frozenset[FrameKey]:
-        """Keys of this step's frames that were accepted; a hello carries them."""
+        """Keys of this step's accepted frames, for a hello."""
         return frozenset(self._received)
 
     @property
     def sent(self) -> tuple[Frame, ...]:
-        """This step's frames of this side, whether they have arrived or not."""
+        """This step's frames of this side, arrived or not."""
         return tuple(self._sent.values())
 
     @property
@@ -92,26 +93,26 @@ class BoundarySession:
         return not self._outbox and not self._withheld
 
     def is_acknowledged(self, key: FrameKey) -> bool:
-        """Whether the other side has said that it has this frame of this side."""
+        """Whether the other side has acknowledged this frame of this side."""
         return self._outbox.find(key) is None and key not in self._withheld
 
     def forget(self, key: FrameKey) -> None:
-        """Nobody will be sent this acknowledged frame again, in this attempt or another."""
+        """Forget an acknowledged frame, which nobody needs again in any attempt."""
         self._sent.pop(key, None)
 
     def lacks(self, keys: Iterable[FrameKey]) -> bool:
-        """Whether some of these frames of this step have not come."""
+        """Whether some of these frames of this step have not arrived."""
         return not self._received.union(self._decoding).issuperset(keys)
 
-    # ---- what this side does
+    # ---- actions of this side
 
     def begin(self, step: StepNumber) -> Effects:
-        """Start a step: forget the last one, take up frames that came before their plan."""
+        """Start a step: forget the last one, and process frames that arrived before their plan."""
         self._step = step
         self._outbox.clear()
         sent = (self._sent, self._rekeyed, self._withheld)
-        for held in (*sent, self._received, self._decoding, self._refused):
-            held.clear()
+        for frames in (*sent, self._received, self._decoding, self._refused):
+            frames.clear()
         early = [frame for key, frame in self._early.items() if key.step == step]
         self._early.clear()
         return [effect for frame in early for effect in self._frame(frame)]
@@ -120,19 +121,19 @@ class BoundarySession:
         """Queue a frame of the present step; it goes out as soon as the window allows.
 
         Raises:
-            OutOfTurn: the frame belongs to another step, attempt or direction.
+            OutOfTurn: The frame belongs to another step, attempt or direction.
         """
         key = frame.key
         if (key.attempt, key.step, key.direction) != (self.attempt, self._step, self.sends):
             raise OutOfTurn(f"cannot send {key} in step {self._step} of attempt {self.attempt}")
         if key in self._rekeyed and key not in self._withheld:
-            return []  # the refused one was taken after all
+            return []  # the other side accepted the refused one after all
         self._sent[key] = frame
         self._withheld.discard(key)
         return _transmitted(self._outbox.put(key, frame))
 
     def accepted(self, key: FrameKey) -> Effects:
-        """The delivered frame was decoded and its digest agrees."""
+        """Record that the delivered frame was decoded, and that its digest agrees."""
         if key not in self._decoding:
             return []
         self._decoding.discard(key)
@@ -140,7 +141,7 @@ class BoundarySession:
         return [Transmit(Ack(key))]
 
     def refused(self, key: FrameKey, reason: str) -> Effects:
-        """The delivered frame cannot be used here: ask for a key frame of its sample."""
+        """Record that the delivered frame cannot be used; request a key frame of its sample."""
         if key not in self._decoding:
             return []
         self._decoding.discard(key)
@@ -148,13 +149,13 @@ class BoundarySession:
         return [Transmit(KeyFrameRequest(key, reason))]
 
     def dropped(self, key: FrameKey) -> None:
-        """The delivered frame was broken: let it come again over the next stream."""
+        """Record that the delivered frame was broken; it arrives again over the next stream."""
         self._decoding.discard(key)
 
-    # ---- what the stream does
+    # ---- events of the stream
 
     def connected(self, hello: BoundaryHello) -> Effects:
-        """A stream is up and the other side said hello: send what it does not have."""
+        """Record that a stream is up with this hello; return the frames to send again."""
         self._refused.clear()  # a request may have been lost with the last stream
         for key in hello.received:
             self._withheld.discard(key)
@@ -162,14 +163,14 @@ class BoundarySession:
         return _transmitted(self._outbox.connected(hello.window_frames))
 
     def disconnected(self) -> None:
-        """The stream is gone; frames wait in the outbox."""
+        """Record that the stream is gone; frames wait in the outbox."""
         self._outbox.disconnected()
 
     def receive(self, message: SessionMessage) -> Effects:
-        """Something arrived from the other side.
+        """Process a message of the other side.
 
         Raises:
-            OutOfTurn: the message is not allowed now; the stream should be dropped.
+            OutOfTurn: The message is not allowed now; the stream should be dropped.
         """
         match message:
             case Frame():
@@ -191,12 +192,12 @@ class BoundarySession:
         if key in self._received:
             return [Transmit(Ack(key))]
         if key in self._decoding or (key in self._refused and frame.kind is FrameKind.DELTA):
-            return []  # a copy of what is at work, or of what was refused on this stream
+            return []  # a copy of one that is being decoded, or that was refused on this stream
         self._decoding.add(key)
         return [Deliver(frame)]
 
     def _park(self, frame: Frame) -> Effects:
-        # The sender may hear of a step before we do; its window bounds how far it can run ahead.
+        # The sender may begin a step before we do; its window bounds how far it can run ahead.
         if frame.key.step != self._step + 1 and self._step >= 0:
             raise OutOfTurn(f"got a frame of step {frame.key.step} during step {self._step}")
         if len(self._early) >= WINDOW_FRAMES and frame.key not in self._early:
@@ -209,7 +210,7 @@ class BoundarySession:
         if frame is None or key in self._rekeyed:
             return []
         if frame.kind is not FrameKind.DELTA:
-            raise OutOfTurn(f"asked for a key frame of {key}, which builds on nothing: {reason}")
+            raise OutOfTurn(f"got a request for a key frame of {key}, which has no base: {reason}")
         self._rekeyed.add(key)
         self._withheld.add(key)
         self._outbox.withdraw(key)  # it must not go out again as the delta that was refused

@@ -1,11 +1,11 @@
-"""What a step costs beside operations and bytes, learned from steps that were measured. Pure.
+"""Costs of a step beside operations and bytes, learned from measured steps. Pure.
 
-A step of a small model takes longer than its operations and bytes say: Python prepares each block
-and each frame, the coordinator plans and commits, and peers on one machine share its cores. Seven
-factors stand for that. They are known as logarithms with a normal distribution, so what they say
-of a step is a range; each measured step moves and narrows it by an extended Kalman filter
-(Jazwinski 1970, Stochastic Processes and Filtering Theory, ch. 8). Machines have more or less to do
-from one run to the next: between two measurements the range widens again.
+A step of a small model takes longer than its operations and bytes suggest: Python prepares each
+block and each frame, the coordinator plans and commits, and peers on one machine share its cores.
+Seven factors stand for that. Their logarithms have a normal distribution, so a forecast is a range.
+Each measured step moves and narrows it by an extended Kalman filter (Jazwinski 1970, Stochastic
+Processes and Filtering Theory, ch. 8). Machines have more or less to do from one run to the next,
+so the range widens again between two measurements.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from swarm_ft.protocol.messages.capacity import MAX_LOG, NUM_COSTS, Costs
 
 
 class Factors(NamedTuple):
-    """What a step costs beside operations and bytes.
+    """Factors of a step's cost beside operations and bytes.
 
     Attributes:
-        block_s: of a block, there and back, for one microbatch.
-        message_s: of a frame, at both of its ends together.
-        step_s: from a step's plan to its commit, beside its microbatches.
-        update_s: of the optimizer, for a byte of the weights that it trains.
-        compute: seconds of an operation, to those that a peer measured.
-        link: seconds of a byte, to those that a peer measured.
-        load: by which other work on the machines stretches all but links.
+        block_s: Seconds of a block, forward and backward, for one microbatch.
+        message_s: Seconds of a frame, at both of its ends together.
+        step_s: Seconds from a step's plan to its commit, beside its microbatches.
+        update_s: Seconds of the optimizer for a byte of the weights that it trains.
+        compute: Ratio of an operation's seconds to those that a peer measured.
+        link: Ratio of a byte's seconds to those that a peer measured.
+        load: Factor by which other work on the machines stretches all but links.
     """
 
     block_s: float
@@ -45,51 +45,51 @@ class Factors(NamedTuple):
 PRIOR = Factors(
     block_s=0.0035, message_s=0.0035, step_s=0.04, update_s=3e-9, compute=1.2, link=1.15, load=1.0
 )
-"""Before a run of the swarm was measured: a processor of a laptop, by `benchmarks/forecasts.py`."""
+"""Factors before the first measured run: a laptop's processor, by `benchmarks/forecasts.py`."""
 PRIOR_SPREAD = Factors(
     block_s=0.5, message_s=0.5, step_s=0.5, update_s=0.5, compute=0.35, link=0.15, load=0.35
 )
-"""Standard deviations of their logarithms."""
+"""Standard deviations of the factors' logarithms."""
 DRIFT = 0.1
-"""Of the logarithm of the load, from one run to the next."""
+"""Standard deviation of the change of the load's logarithm, from one run to the next."""
 NOISE = 0.09
-"""Of a step's seconds, relative: whatever else the model leaves out."""
+"""Relative standard deviation of a step's seconds by effects outside the model."""
 FEW_STEPS_NOISE = 0.35
-"""Of one step's seconds, relative: the mean of more varies less."""
+"""Relative standard deviation of one step's seconds; the mean of more varies less."""
 COMPUTE_NOISE = 0.3
-"""So too of what peers report that they compute."""
+"""Relative standard deviation of peers' reported computing time."""
 DISTANCE = 1.645
-"""Standard deviations on either side that hold nine of ten."""
+"""Standard deviations on either side of a range with 90 % probability."""
 PRIOR_SURPRISES = 3.0
-"""How many measurements the expected noise weighs, against that of the runs that were measured."""
+"""Weight of the expected noise, in measurements, against that of the measured runs."""
 MAX_SURPRISE = 9.0
-"""That one measurement counts, at most: an outlier is no rule."""
+"""Largest surprise that one measurement counts with, since an outlier is no rule."""
 PRECISION = 1e-6
-"""Of a step's seconds, relative."""
+"""Relative precision of a step's seconds."""
 _LEAST = 1e-9
 CROWDED = 1.2
-"""By so much a machine is slowed whose cores are what a step is bound by."""
+"""Slowdown from which on a machine's cores count as the bound of a step."""
 _PROBE = 0.25
-"""By which a logarithm is moved to see what depends on it."""
+"""Step of a factor's logarithm in the numerical derivative."""
 
 
 class Limit(Enum):
-    """What a step may be bound by beside the bounds of one stage."""
+    """Bound of a step beside those of one stage."""
 
     CORES = "cores"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageWork:
-    """One stage, as far as a step's cost follows from it.
+    """Work of one stage, as far as a step's cost depends on it.
 
     Attributes:
-        time: of its operations and bytes alone.
-        blocks: that it computes.
-        trained_bytes: of its weights that train.
-        frames: of a microbatch, over the boundary in front of it.
-        machines: of its replicas; peers with the same name share cores.
-        busy: share of their time that other runs take, at the mean replica.
+        time: Times of its operations and bytes alone.
+        blocks: Number of its blocks.
+        trained_bytes: Bytes of its weights that train.
+        frames: Frames of a microbatch over the boundary in front of it.
+        machines: Machines of its replicas; peers with the same name share cores.
+        busy: Share of their time that other runs take, at the mean replica.
     """
 
     time: StageTime
@@ -102,15 +102,15 @@ class StageWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """All that a step's cost follows from.
+    """Facts that determine a step's cost.
 
     Attributes:
-        stages: first to last.
-        num_microbatches: of a step.
-        told_s: from the last stage that is ready to the first that begins the next step.
-        cores: of machines of which it is known, for how many peers these compute at full speed.
-        busy: of these, what other runs ask for.
-        load: so too what other programs ask for.
+        stages: Stages, first to last.
+        num_microbatches: Microbatches of a step.
+        told_s: Seconds from the last stage's readiness to the first stage's next step.
+        cores: Number of peers for which each known machine computes at full speed.
+        busy: Peers' worth of cores that other runs need, by machine.
+        load: Peers' worth of cores that other programs need, by machine.
     """
 
     stages: tuple[StageWork, ...]
@@ -122,18 +122,18 @@ class Pipeline:
 
     @property
     def alone(self) -> Pipeline:
-        """The same without other runs; other programs go on."""
+        """The same pipeline without other runs; other programs stay."""
         stages = tuple(replace(stage, busy=0.0) for stage in self.stages)
         return replace(self, stages=stages, busy={})
 
     @property
     def quiet(self) -> Pipeline:
-        """The same without other runs and programs."""
+        """The same pipeline without other runs and programs."""
         return replace(self.alone, load={})
 
 
 class StepCost(NamedTuple):
-    """Seconds of a step, and its bound: of a stage, counted from 0, or of a machine's cores."""
+    """Seconds of a step, and its bound: a stage, counted from 0, or a machine's cores."""
 
     seconds: float
     stage: int
@@ -142,7 +142,7 @@ class StepCost(NamedTuple):
 
 
 class SecondsRange(NamedTuple):
-    """Seconds that hold nine of ten, and those in the middle."""
+    """Range of seconds with 90 % probability, and its middle."""
 
     low: float
     likely: float
@@ -150,20 +150,20 @@ class SecondsRange(NamedTuple):
 
     @property
     def width(self) -> float:
-        """How many times the highest is the lowest."""
+        """Ratio of the highest to the lowest seconds."""
         return self.high / self.low if self.low else math.inf
 
 
-# ---- a step, were the factors known
+# ---- a step with known factors
 
 
 def step_cost(pipeline: Pipeline, factors: Factors) -> StepCost:
     """Compute the seconds of a step.
 
-    A peer computes on one core of those that its machine has for peers like it. Where more is
-    asked of a machine than it has cores, all of it takes longer in proportion, since the kernel
-    shares them out evenly. How much the pipeline itself asks for depends on how long its step
-    takes, so the two are found together.
+    A peer computes on one core of those that its machine has for peers like it. Where programs need
+    more cores than a machine has, all of them take longer in proportion, since the kernel shares
+    cores evenly. The pipeline's own need depends on its step's duration, so both are found
+    together.
     """
     step_s, slowed, found = _settled(pipeline, factors)
     machine = max(slowed, key=slowed.__getitem__)
@@ -172,7 +172,7 @@ def step_cost(pipeline: Pipeline, factors: Factors) -> StepCost:
 
 
 def _settled(pipeline: Pipeline, factors: Factors) -> tuple[float, dict[str, float], StepTime]:
-    """Return the seconds of a step, how machines are slowed in it, and what it is bound by."""
+    """Return the seconds of a step, its machines' slowdown, and its bound."""
     times = stage_times(pipeline, factors)
     told_s = pipeline.told_s + factors.step_s * factors.load
 
@@ -193,12 +193,12 @@ def _on_shared_cores(
     work_s: Mapping[str, float],
     seconds: Callable[[Mapping[str, float]], float],
 ) -> tuple[float, dict[str, float]]:
-    """Find how long something takes on machines that have other work, and how they are slowed.
+    """Return the seconds of some work on machines with other work, and the machines' slowdown.
 
     Args:
-        pipeline: that does it.
-        work_s: seconds that one core of each machine would compute of it.
-        seconds: that it takes if machines are slowed so much; it rises with each.
+        pipeline: Pipeline that does the work.
+        work_s: Seconds of one core of each machine for the work.
+        seconds: Returns the seconds of the work for a slowdown by machine; it rises with each.
     """
     alone = dict.fromkeys(work_s, 1.0)
     alone_s = seconds(alone)
@@ -206,7 +206,7 @@ def _on_shared_cores(
     others = {name: pipeline.busy.get(name, 0.0) + pipeline.load.get(name, 0.0) for name in work_s}
 
     def slowed(whole_s: float) -> dict[str, float]:
-        # All that is asked for, own work that waits included, shares the cores.
+        # The whole demand, waiting work of this pipeline included, shares the cores.
         left = {name: cores[name] - work_s[name] / whole_s for name in work_s}
         return {name: max(1.0, others[name] / max(left[name], _LEAST)) for name in work_s}
 
@@ -226,7 +226,7 @@ def _on_shared_cores(
 
 
 def _work_s(pipeline: Pipeline, times: Sequence[StageTime]) -> dict[str, float]:
-    """Seconds that one core of each machine would compute of a step."""
+    """Return the seconds of a step that one core of each machine would need."""
     work_s: dict[str, float] = {}
     for stage, time in zip(pipeline.stages, times, strict=True):
         share_s = pipeline.num_microbatches * time.turn_s / (1 + stage.busy)
@@ -238,7 +238,7 @@ def _work_s(pipeline: Pipeline, times: Sequence[StageTime]) -> dict[str, float]:
 def _with_updates(
     pipeline: Pipeline, factors: Factors, work_s: Mapping[str, float]
 ) -> dict[str, float]:
-    """Add what a step's updates of the weights take at all replicas."""
+    """Add the seconds of a step's updates of the weights at all replicas."""
     found = dict(work_s)
     for stage in pipeline.stages:
         for machine in stage.machines:
@@ -253,7 +253,7 @@ def _update_s(stage: StageWork, factors: Factors) -> float:
 def _slowed(
     pipeline: Pipeline, times: Sequence[StageTime], slowed: Mapping[str, float]
 ) -> Iterator[tuple[StageWork, StageTime, float]]:
-    """Yield each stage with its times on a machine that is slowed so much."""
+    """Yield each stage with its times and its slowdown."""
     for stage, time in zip(pipeline.stages, times, strict=True):
         by = max(slowed[machine] for machine in stage.machines)
         slower = replace(time, compute_s=by * time.compute_s, turn_s=by * time.turn_s)
@@ -261,12 +261,12 @@ def _slowed(
 
 
 def forward_turn_s(pipeline: Pipeline, forward_s: Sequence[float], factors: Factors) -> float:
-    """Compute the seconds from one microbatch to the next, of those that are evaluated alone.
+    """Compute the seconds from one evaluated microbatch to the next.
 
     Args:
-        pipeline: that they pass.
-        forward_s: of a microbatch's operations, at each stage.
-        factors: see `Factors`.
+        pipeline: Pipeline of the run.
+        forward_s: Seconds of a microbatch's operations at each stage.
+        factors: Factors of the cost.
     """
     frames = [*(stage.frames for stage in pipeline.stages), 0]
     found = []
@@ -285,7 +285,7 @@ def forward_turn_s(pipeline: Pipeline, forward_s: Sequence[float], factors: Fact
 
 
 def stage_times(pipeline: Pipeline, factors: Factors) -> list[StageTime]:
-    """Compute what each stage adds to a step, with all that its machine does beside."""
+    """Compute what each stage adds to a step, with all other work of its machine."""
     frames = [*(stage.frames for stage in pipeline.stages), 0]
     found = []
     for index, stage in enumerate(pipeline.stages):
@@ -310,8 +310,8 @@ def stage_times(pipeline: Pipeline, factors: Factors) -> list[StageTime]:
 def reported_compute_s(pipeline: Pipeline, factors: Factors) -> list[float]:
     """Compute the seconds that peers report of a microbatch's tasks, at each stage.
 
-    A clock measures them, so what slows the machine is in them; what other runs compute between
-    these tasks is not.
+    A clock measures them, so they contain the machine's slowdown, but not other runs' work between
+    these tasks.
     """
     _, slowed, _ = _settled(pipeline, factors)
     return [
@@ -321,16 +321,16 @@ def reported_compute_s(pipeline: Pipeline, factors: Factors) -> list[float]:
 
 
 def compute_s(stage: StageWork, factors: Factors) -> float:
-    """Compute the seconds of a microbatch at a stage, there and back, without its frames."""
+    """Compute the seconds of a microbatch at a stage, forward and backward, without its frames."""
     operations_s = factors.compute * stage.time.compute_s
     return factors.load * (operations_s + factors.block_s * stage.blocks)
 
 
-# ---- what is known of the factors
+# ---- knowledge of the factors
 
 
 def prior() -> Costs:
-    """Return what is known before any run was measured."""
+    """Return the costs before any run was measured."""
     covariance = [
         spread**2 if row == column else 0.0
         for row, spread in enumerate(PRIOR_SPREAD)
@@ -340,26 +340,26 @@ def prior() -> Costs:
 
 
 def bare() -> Costs:
-    """Return costs of nothing but operations and bytes: what they give is a bound from below."""
+    """Return costs of operations and bytes alone, which yield a lower bound."""
     nothing = (-MAX_LOG,) * 4
     return Costs(logs=(*nothing, 0.0, 0.0, 0.0), covariance=(0.0,) * NUM_COSTS**2)
 
 
 def factors_of(costs: Costs) -> Factors:
-    """Return the factors in the middle of what is known."""
+    """Return the factors in the middle of their distribution."""
     return Factors(*map(math.exp, costs.logs))
 
 
 def learned(
     costs: Costs, step_s: Callable[[Factors], float], measured_s: float, num_steps: int = 100
 ) -> Costs:
-    """Return what is known after one more run.
+    """Return the costs after one more run.
 
     Args:
-        costs: known before.
-        step_s: what the model says of the run's mean step.
-        measured_s: how long it took.
-        num_steps: of which that is the mean.
+        costs: Costs before it.
+        step_s: Returns the model's seconds of the run's mean step.
+        measured_s: Measured seconds of the mean step.
+        num_steps: Number of steps in that mean.
     """
     noise = math.hypot(NOISE, FEW_STEPS_NOISE / math.sqrt(num_steps))
     after, surprise = _updated(_drifted(costs), step_s, measured_s, noise)
@@ -371,7 +371,7 @@ def learned(
 
 
 def learned_compute(costs: Costs, seconds: Callable[[Factors], float], measured_s: float) -> Costs:
-    """Return what is known after peers reported the seconds that their tasks took."""
+    """Return the costs after peers reported the seconds of their tasks."""
     after, _ = _updated(costs, seconds, measured_s, COMPUTE_NOISE)
     return after
 
@@ -379,12 +379,12 @@ def learned_compute(costs: Costs, seconds: Callable[[Factors], float], measured_
 def expected(
     costs: Costs, seconds: Callable[[Factors], float], more_spread: float = 0.0
 ) -> SecondsRange:
-    """Return the range of what depends on the factors.
+    """Return the range of seconds that depend on the factors.
 
     Args:
-        costs: what is known of them.
-        seconds: that follow from them.
-        more_spread: standard deviation of its logarithm by all else that is not known.
+        costs: Costs of the swarm.
+        seconds: Returns the seconds for given factors.
+        more_spread: Standard deviation of the logarithm by all other unknowns.
     """
     middle = seconds(factors_of(costs))
     if not middle:
@@ -399,7 +399,7 @@ def expected(
 
 
 def _noisiness(costs: Costs) -> float:
-    """How many times the expected variance runs had that were measured."""
+    """Return the ratio of the measured runs' variance to the expected one."""
     return (PRIOR_SURPRISES + costs.surprise) / (PRIOR_SURPRISES + costs.num_runs)
 
 
@@ -433,7 +433,7 @@ def _updated(
 
 
 def _slopes(costs: Costs, seconds: Callable[[Factors], float]) -> list[float]:
-    """How much the logarithm of the seconds changes with each factor's."""
+    """Return the derivative of the seconds' logarithm by each factor's."""
     found = []
     for index in range(NUM_COSTS):
         above, below = (

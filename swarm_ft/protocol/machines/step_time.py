@@ -1,6 +1,6 @@
-"""How long a step of a pipeline takes, at least. Pure.
+"""Least duration of a pipeline's step. Pure.
 
-One microbatch goes all the way there and back, and each other one follows at the pace of the
+One microbatch goes all the way forward and back, and each other one follows at the pace of the
 slowest stage or link.
 """
 
@@ -20,7 +20,7 @@ class Crossing(NamedTuple):
 
 
 class Bound(Enum):
-    """What of a stage a step may be bound by."""
+    """Bound of a step at one stage."""
 
     COMPUTE = "compute"
     UPLINK = "uplink"
@@ -29,16 +29,16 @@ class Bound(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTime:
-    """One stage, as far as a step's time follows from it.
+    """Times of one stage, as far as a step's duration depends on them.
 
     Attributes:
-        compute_s: of one microbatch, there and back, at the mean replica.
-        turn_s: from one microbatch to the next, all replicas together.
-        comes: over the boundary in front of it; nothing at the first.
-        hop_s: that this takes there, from the stage in front, and back.
-        up_bytes_per_s: that all replicas send together; infinite if nobody knows.
-        down_bytes_per_s: and receive.
-        reduced_s: to sum a step's gradients.
+        compute_s: Seconds of one microbatch, forward and backward, at the mean replica.
+        turn_s: Seconds from one microbatch to the next, all replicas together.
+        comes: Bytes over the boundary in front of it; none at the first stage.
+        hop_s: Seconds of these bytes from the stage in front, and back to it.
+        up_bytes_per_s: Rate at which all replicas send together; infinite if unknown.
+        down_bytes_per_s: Rate at which all replicas receive together; infinite if unknown.
+        reduced_s: Seconds of a step's sum of gradients.
     """
 
     compute_s: float
@@ -51,7 +51,7 @@ class StageTime:
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step, and what no step can be faster for: of which stage, counted from 0."""
+    """Seconds of a step, with the stage, counted from 0, and the kind of its bound."""
 
     seconds: float
     stage: int
@@ -59,12 +59,12 @@ class StepTime(NamedTuple):
 
 
 def step_time(stages: Sequence[StageTime], num_microbatches: int, told_s: float = 0.0) -> StepTime:
-    """How long a step takes over these stages.
+    """Return the duration of a step over these stages.
 
     Args:
-        stages: first to last.
-        num_microbatches: of a step.
-        told_s: from the last stage that is ready to the first that begins the next step.
+        stages: Stages, first to last.
+        num_microbatches: Microbatches of a step.
+        told_s: Seconds from the last stage's readiness to the first stage's next step.
     """
     alone_s = sum(stage.compute_s + sum(stage.hop_s) for stage in stages)
     comes = [stage.comes for stage in stages]
@@ -84,11 +84,11 @@ def step_time(stages: Sequence[StageTime], num_microbatches: int, told_s: float 
 
 
 def exchanged(crossings: Sequence[Crossing], index: int) -> tuple[float, float]:
-    """Bytes that a stage sends and receives for a microbatch.
+    """Return the bytes that a stage sends and receives for a microbatch.
 
     Args:
-        crossings: of all stages, over the boundary in front of each.
-        index: of the stage.
+        crossings: Bytes of all stages over the boundary in front of each.
+        index: Number of the stage.
     """
     comes = crossings[index]
     goes = crossings[index + 1] if index < len(crossings) - 1 else Crossing()
@@ -96,10 +96,10 @@ def exchanged(crossings: Sequence[Crossing], index: int) -> tuple[float, float]:
 
 
 def foreseen_s(took_s: float, was_s: float, will_s: float) -> float:
-    """How long something that took so long takes after a change, by forecasts of before and after.
+    """Return the duration of something after a change, by forecasts before and after it.
 
-    A forecast is a bound from below. How much longer it says it takes than before is added to what
-    was measured; where that was shorter than the forecast, it changes in proportion.
+    A forecast is a lower bound. The forecasts' difference is added to the measured duration; where
+    that was shorter than its forecast, it changes in proportion.
     """
     if took_s < was_s:
         return took_s * will_s / was_s

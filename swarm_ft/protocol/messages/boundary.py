@@ -43,7 +43,7 @@ class FrameKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncodedTensor:
-    """One sample's tensor, encoded by a codec.
+    """Tensor of one sample, encoded by a codec.
 
     Attributes:
         codec: The codec that wrote it, and the only one that can read it.

@@ -44,7 +44,7 @@ class ClockEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTrip:
-    """One request with its reply, in microseconds.
+    """A request with its reply, in microseconds.
 
     Attributes:
         sent_us: Time of the request on our clock.
@@ -134,7 +134,7 @@ _LENGTH = Length(MAX_SPANS)
 
 
 class Span(NamedTuple):
-    """One span of time at one peer.
+    """A span of time at one peer.
 
     Attributes:
         begin_us: Microseconds since the timeline's origin.

@@ -1,1 +1,1 @@
-"""What a run is: its specification, its codecs' names, its samples' order. Values and rules."""
+"""Specification of a run: options, codecs' names, order of samples. Values and rules."""

@@ -1,4 +1,4 @@
-"""Which addresses one member's word may make another machine dial. Pure.
+"""Rules for addresses that one member may make another machine dial. Pure.
 
 The coordinator applies these rules before it sends an address to a member, and the member applies
 them again before it dials. A name is never dialled: the sender could point it anywhere later.
@@ -21,15 +21,16 @@ from swarm_ft.protocol.spec.bounds import (
 )
 
 FIRST_UNPRIVILEGED_PORT = 1024
-"""Routers, printers and file servers of a house listen below; no member's front does."""
+"""Ports from which on private addresses may be dialled: services of a house listen below."""
 HOUSE_BITS = {4: 24, 6: 64}
 """Length of the prefix that the machines of one house share, by IP version."""
 MAX_HOUSE_ENDPOINTS = 2
-"""Private addresses of one member that another one tries: an interface by cable, one by radio."""
+"""Private addresses of one member that another one tries: one by cable, one by radio."""
 
 _LOOPBACK = tuple(map(ipaddress.ip_network, ("127.0.0.0/8", "::1/128")))
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
-"""RFC 6598: carriers and overlay networks hand these out; they mean nothing elsewhere."""
+"""Addresses of RFC 6598, which carriers and overlay networks assign; they mean nothing elsewhere.
+"""
 _UNUSABLE = tuple(
     map(
         ipaddress.ip_network,
@@ -50,7 +51,7 @@ _UNUSABLE = tuple(
 
 
 class Scope(Enum):
-    """The places from which an address means the same machine."""
+    """Places from which an address means the same machine."""
 
     LOOPBACK = "loopback"
     PRIVATE = "private"
@@ -58,7 +59,7 @@ class Scope(Enum):
 
 
 def scope_of(host: str) -> Scope | None:
-    """The scope of an address; None if it is a name, or no address of one TCP endpoint."""
+    """Return the scope of an address; None for a name, or for no address of one TCP endpoint."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -74,13 +75,12 @@ def scope_of(host: str) -> Scope | None:
 def may_dial(own: str, host: str) -> bool:
     """Whether a machine at `own` may be sent to `host`.
 
-    Public addresses mean the same machine everywhere. A private address means the same machine
-    only within one network, and a loopback address only on one machine. So both ends must be seen
-    there.
+    Public addresses mean the same machine everywhere. A private address means the same machine only
+    within one network, and a loopback address only on one machine. So both ends must be seen there.
 
     Args:
-        own: the address of the machine that dials, as whoever sends it there sees it.
-        host: the address that it dials.
+        own: Address of the machine that dials, as the process that sends it there sees it.
+        host: Address that it dials.
     """
     match scope_of(host):
         case Scope.PUBLIC:
@@ -94,14 +94,14 @@ def may_dial(own: str, host: str) -> bool:
 
 
 def may_dial_endpoint(own: str, endpoint: str) -> bool:
-    """`may_dial`, and outside of public networks no privileged port."""
+    """Whether `may_dial` holds, and the port is not privileged outside of public networks."""
     host, port = host_of(endpoint), port_of(endpoint)
     is_public = scope_of(host) is Scope.PUBLIC
     return may_dial(own, host) and (is_public or port >= FIRST_UNPRIVILEGED_PORT)
 
 
 def port_of(endpoint: str) -> int:
-    """The port of `host:port`."""
+    """Return the port of `host:port`."""
     return int(endpoint.rpartition(":")[2])
 
 
@@ -109,7 +109,7 @@ def is_same_site(one: str, other: str) -> bool:
     """Whether two public addresses belong to one customer: equal, or of one IPv6 /64.
 
     A machine replaces its IPv6 address every day (RFC 8981), so a new connection may come from
-    another address than a call that has stood for long. Other addresses must be equal.
+    another address than an older call. Other addresses must be equal.
     """
     try:
         a, b = ipaddress.ip_address(one), ipaddress.ip_address(other)
@@ -134,9 +134,9 @@ class Vantage:
     """A member's own place, as its own kernel knows it.
 
     Attributes:
-        own: the address from which it reaches the coordinator.
-        coordinator: the address at which it reaches the coordinator.
-        gateway: the address of its router; None if unknown.
+        own: Address from which it reaches the coordinator.
+        coordinator: Address at which it reaches the coordinator.
+        gateway: Address of its router; None if unknown.
     """
 
     own: str = ""
@@ -144,10 +144,10 @@ class Vantage:
     gateway: str | None = None
 
     def may_dial(self, endpoint: str) -> bool:
-        """Whether the coordinator may send this member there, as to where the other is seen.
+        """Whether the coordinator may send this member to an endpoint, by the other's address.
 
-        A private address is fine where the coordinator itself has one, or in this member's own
-        part of its network: the coordinator may be reached there by its public address.
+        A private address is fine where the coordinator itself has one, or in this member's own part
+        of its network: the member may reach the coordinator by a public address there.
         """
         return may_dial_endpoint(self.coordinator, endpoint) or self.is_in_house(endpoint)
 
@@ -163,12 +163,12 @@ class Vantage:
 
 
 def endpoints_seen(own: str, theirs: str, endpoints: Iterable[str]) -> tuple[str, ...]:
-    """Endpoints of a member at the address where the coordinator sees that member.
+    """Return a member's endpoints at the address where the coordinator sees that member.
 
     Args:
-        own: where the coordinator sees the member that will dial.
-        theirs: where it sees the other one.
-        endpoints: announced by the other one.
+        own: Address at which the coordinator sees the member that will dial.
+        theirs: Address at which it sees the other member.
+        endpoints: Endpoints that the other member announced.
     """
     return tuple(
         endpoint
@@ -178,16 +178,16 @@ def endpoints_seen(own: str, theirs: str, endpoints: Iterable[str]) -> tuple[str
 
 
 def endpoints_in_house(own: str, theirs: str, endpoints: Iterable[str]) -> tuple[str, ...]:
-    """Private endpoints of a member that is seen at the same public address as the one that dials.
+    """Return a member's private endpoints, if both members have the same public address.
 
     They have one port, that of the member's front, and there are `MAX_HOUSE_ENDPOINTS` at most. A
-    carrier shares one address among houses, so the member that dials looks at them again
+    carrier shares one address among houses, so the member that dials checks them again
     (`Vantage.is_in_house`).
 
     Args:
-        own: where the coordinator sees the member that will dial.
-        theirs: where it sees the other one.
-        endpoints: announced by the other one.
+        own: Address at which the coordinator sees the member that will dial.
+        theirs: Address at which it sees the other member.
+        endpoints: Endpoints that the other member announced.
     """
     if own != theirs or scope_of(own) is not Scope.PUBLIC:
         return ()
@@ -205,7 +205,7 @@ def endpoints_in_house(own: str, theirs: str, endpoints: Iterable[str]) -> tuple
 
 
 def is_socket_address(text: str) -> bool:
-    """Whether it is `host:port` of an IP address, in the form that Python prints."""
+    """Whether a text is `host:port` of an IP address, in the form that Python prints."""
     host = host_of(text)
     if not is_endpoint(text) or scope_of(host) is None:
         return False
@@ -214,7 +214,7 @@ def is_socket_address(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class IpAndPort(Bound):
-    """`host:port` of an IP address, see `is_socket_address`."""
+    """Bound on a text: `host:port` of an IP address, see `is_socket_address`."""
 
     def refusal(self, value: object) -> str | None:
         """See `Bound`."""

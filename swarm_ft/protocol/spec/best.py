@@ -1,9 +1,8 @@
-"""Which of a run's evaluations is the best, and when enough in a row were no better. Pure.
+"""Best evaluation of a run, and the count of evaluations without improvement. Pure.
 
-As the Trainer of transformers and its EarlyStoppingCallback decide it, with the same names: any
-better value is the best from then on, and an evaluation that is not better than the best before by
-more than the threshold wears the patience out. What the model was worth before the first step
-counts for neither.
+The rules and names are those of transformers' Trainer and its EarlyStoppingCallback: any better
+value is the best from then on, and an evaluation that is not better than the previous best by more
+than the threshold uses patience up. The evaluation before the first step counts for neither.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from swarm_ft.protocol.spec.tasks import task_of
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Weights with so many steps in them, and what they are worth by the run's metric."""
+    """Number of steps in some weights, and their value of the run's metric."""
 
     step: StepNumber
     value: float
@@ -26,13 +25,14 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """What follows from all evaluations of a run so far, in a few numbers.
+    """Summary of all evaluations of a run so far.
 
     Attributes:
-        step: of the newest; None before the first.
-        best: the first of the best; None where none counts yet.
-        saved: so too of those whose weights can be had again.
-        num_worse: how many in a row, up to the newest, were not better by more than the threshold.
+        step: Steps in the newest evaluated weights; None before the first.
+        best: First of the best evaluations; None before one counts.
+        saved: First of the best evaluations whose weights are saved.
+        num_worse: Evaluations in a row, up to the newest, without an improvement above the
+            threshold.
     """
 
     step: StepNumber | None = None
@@ -43,13 +43,13 @@ class Judged:
     def after(
         self, train: TrainOptions, step: StepNumber, value: float, *, is_saved: bool
     ) -> Judged:
-        """After one more evaluation.
+        """Return the summary after one more evaluation.
 
         Args:
-            train: how the run is trained.
-            step: how many steps are in the weights.
-            value: what they are worth, see `metric_of`.
-            is_saved: whether they can be had again.
+            train: Options of the run.
+            step: Steps in the weights.
+            value: Value of the metric, see `metric_of`.
+            is_saved: Whether the weights are saved.
         """
         if not step:
             return replace(self, step=step)
@@ -66,7 +66,7 @@ class Judged:
         )
 
     def stops(self, train: TrainOptions) -> bool:
-        """Whether the run ends with the weights that were evaluated last."""
+        """Whether the run ends with the weights of the last evaluation."""
         return 0 < train.early_stopping_patience <= self.num_worse
 
 
@@ -77,12 +77,12 @@ def _is_better(train: TrainOptions, new: Best, before: Best | None) -> bool:
 
 
 def metric_of(train: TrainOptions, loss: float, counts: Sequence[int]) -> float:
-    """What an evaluation says of the weights, by the run's metric.
+    """Return the run's metric of an evaluation.
 
     Args:
-        train: how the run is trained.
-        loss: mean over all targets.
-        counts: that the task's metrics are made of; where they are missing the metric is 0.
+        train: Options of the run.
+        loss: Mean over all targets.
+        counts: Counts behind the task's metrics; if they are missing the metric is 0.
     """
     if train.best_metric == "loss":
         return loss

@@ -1,9 +1,9 @@
-"""What a field may hold, said beside its type, and checked the same wherever a value comes from.
+"""Bounds of fields, declared beside their types and checked at every source of values.
 
     batch_size: Annotated[int, Range(1, 65536)]
 
-Whoever takes values in (a command line, a Python caller, another process) asks `refusal` or
-`first_refusal`, and raises the error that is its own.
+Each source of values (a command line, a Python caller, another process) calls `refusal` or
+`first_refusal`, and raises its own error.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MAX_SHOWN_CHARS = 80
-"""Of a refused value, which ends in logs."""
+"""Characters of a refused value in an error, which may end in a log."""
 T = TypeVar("T")
 
 
 class Bound(ABC):
-    """Metadata of a type that knows which values it refuses."""
+    """Metadata of a type that refuses some values."""
 
     @abstractmethod
     def refusal(self, value: object) -> str | None:
-        """None if `value` will do, else what was expected and what came."""
+        """Return None for a valid value, else a text with the expected and the actual value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range(Bound):
-    """A number from `minimum` to `maximum`, both included; never inf, never NaN.
+    """Bound: a number from `minimum` to `maximum`, both included; never inf, never NaN.
 
-    Integers only if `minimum` is an int; `Range(0.0)` takes any finite number from 0 on.
+    Only integers are valid if `minimum` is an int; `Range(0.0)` accepts any finite number from 0
+    on.
     """
 
     minimum: float
@@ -58,7 +59,7 @@ class Range(Bound):
 
     @property
     def is_integer(self) -> bool:
-        """Whether only integers will do."""
+        """Whether only integers are valid."""
         return isinstance(self.minimum, int)
 
     def refusal(self, value: object) -> str | None:
@@ -82,16 +83,16 @@ class Range(Bound):
 
 @dataclass(frozen=True, slots=True)
 class Length(Bound):
-    """Text, bytes or a collection of `minimum` to `maximum` bytes or entries.
+    """Bound: a text, bytes or a collection of `minimum` to `maximum` bytes or entries.
 
-    The length of a text is that of its UTF-8, which is what a file system and the wire store.
+    A text's length is that of its UTF-8, as file systems and the wire store it.
     """
 
     maximum: int
     minimum: int = 0
 
     def refusal(self, value: object) -> str | None:
-        """See `Bound`. The value itself is not shown: it may be long."""
+        """See `Bound`. The text does not show the value, which may be long."""
         if not isinstance(value, Collection):
             return f"expected {self._in('entries')}, got {_shown(value)}"
         length = num_utf8_bytes(value) if isinstance(value, str) else len(value)
@@ -112,7 +113,7 @@ class Length(Bound):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(Bound):
-    """One of a few values."""
+    """Bound: one of a few values."""
 
     values: tuple[object, ...]
 
@@ -125,23 +126,26 @@ class OneOf(Bound):
         return f"{', '.join(others)} or {last}" if others else last
 
 
-# ---- what others may send
+# ---- bounds of values from other processes
 
 MAX_ID_BYTES = 64
-"""Of run and peer names, in UTF-8; a longer one would only fill logs."""
+"""Bytes of run and peer names in UTF-8; a longer one would only fill logs."""
 MAX_TEXT_BYTES = 1000
-"""Of reasons and details, in UTF-8; they end in logs and terminals."""
+"""Bytes of reasons and details in UTF-8, which end in logs and terminals."""
 MAX_HOSTED = 4
 """Stages at one peer, each of another run."""
 MAX_PEER_NUMBER = 1e200
-"""Losses and times of peers, which are summed: larger ones, finite each, would overflow."""
+"""Largest loss or time of a peer; sums of larger ones would overflow."""
 MAX_SQUARED_NORM = 1e60
-"""Of a stage's gradient; a larger one is a model that diverged, and no peer tells it."""
+"""Largest squared norm of a stage's gradient; a larger one means that the model diverged."""
 MAX_SCALAR = 1e30
-"""Of learning rates and bounds of norms. float32 holds it times `MAX_FACTOR`, and divided by an
-optimizer's first bias correction (0.1): torch refuses a larger number in the middle of a step."""
+"""Largest learning rate or bound of a norm.
+
+float32 holds it times `MAX_FACTOR`, and divided by an optimizer's first bias correction (0.1):
+torch refuses a larger number in the middle of a step.
+"""
 MAX_FACTOR = 1e6
-"""Of numbers that multiply learning rates and losses."""
+"""Largest factor of learning rates and losses."""
 MAX_ENDPOINT_CHARS = 255
 
 _HOST = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]"
@@ -149,7 +153,7 @@ _ENDPOINT = re.compile(rf"({_HOST}):([0-9]{{1,5}})")
 
 
 def is_endpoint(text: str) -> bool:
-    """Whether it is `host:port`: a name, an IPv4 address or an IPv6 one in brackets."""
+    """Whether a text is `host:port`: a name, an IPv4 address or an IPv6 one in brackets."""
     if len(text) > MAX_ENDPOINT_CHARS:
         return False
     match = _ENDPOINT.fullmatch(text)
@@ -157,9 +161,9 @@ def is_endpoint(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it is one of this machine's own addresses, 127.0.0.0/8 or ::1.
+    """Whether a host is one of this machine's own addresses, 127.0.0.0/8 or ::1.
 
-    A name is none: it may lead anywhere.
+    A name is not: it may lead anywhere.
     """
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -170,11 +174,11 @@ def is_loopback(host: str) -> bool:
 PRIVATE_NETWORKS = tuple(
     map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"))
 )
-"""RFC 1918, RFC 4193: a house's own."""
+"""Networks of RFC 1918 and RFC 4193, which every house may use."""
 
 
 def is_private(host: str) -> bool:
-    """Whether it is an address within a house, that another house may have as well."""
+    """Whether a host is an address within a house, which another house may have as well."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -183,7 +187,7 @@ def is_private(host: str) -> bool:
 
 
 def host_of(endpoint: str) -> str:
-    """The host of `host:port`, an IPv6 address without its brackets."""
+    """Return the host of `host:port`, an IPv6 address without its brackets."""
     return endpoint.rpartition(":")[0].strip("[]")
 
 
@@ -196,23 +200,23 @@ def num_utf8_bytes(text: str) -> int | None:
 
 
 def cut_text(text: str, max_bytes: int) -> str:
-    """Return the longest beginning of a text that fits; it never splits a character.
+    """Return the longest prefix of a text that fits, without splitting a character.
 
     Args:
-        text: may contain lone surrogates, which become question marks.
-        max_bytes: of its UTF-8.
+        text: Text that may contain lone surrogates, which become question marks.
+        max_bytes: Bytes of the result's UTF-8.
     """
     return text.encode(errors="replace")[:max_bytes].decode(errors="ignore")
 
 
 def _is_line(value: object, max_bytes: int) -> bool:
-    """Whether it is a printable text of so many bytes; no surrogate is printable."""
+    """Whether a value is a printable text of at most `max_bytes`; no surrogate is printable."""
     return isinstance(value, str) and value.isprintable() and len(value.encode()) <= max_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Name(Bound):
-    """A short printable name without slashes. Paths contain its digest, see `digest.file_stem`."""
+    """Bound: a short printable name without slashes; paths contain its `digest.file_stem`."""
 
     def refusal(self, value: object) -> str | None:
         """See `Bound`."""
@@ -226,7 +230,7 @@ class Name(Bound):
 
 @dataclass(frozen=True, slots=True)
 class NameList(Bound):
-    """Names with commas between them, `maximum` at most; perhaps none."""
+    """Bound: up to `maximum` names with commas between them."""
 
     maximum: int
 
@@ -242,7 +246,7 @@ class NameList(Bound):
 
 @dataclass(frozen=True, slots=True)
 class Line(Bound):
-    """A line of text, perhaps empty; what every text has to be of which nothing else is said."""
+    """Bound: a line of text, perhaps empty; it holds for every text without another bound."""
 
     def refusal(self, value: object) -> str | None:
         """See `Bound`."""
@@ -261,7 +265,7 @@ class Cleaned:
 
 @dataclass(frozen=True, slots=True)
 class HostAndPort(Bound):
-    """`host:port`, see `is_endpoint`; perhaps empty, where nobody knows."""
+    """Bound: `host:port`, see `is_endpoint`; empty only if optional."""
 
     is_optional: bool = False
 
@@ -279,14 +283,14 @@ Digest = Annotated[bytes, DIGEST]
 
 
 def checked(name: str, value: T, bound: Bound) -> T:
-    """`value`, if it keeps to the bound; for those who read what others send by hand.
+    """Return `value`, if it is within the bound; for messages that are read by hand.
 
     Raises:
-        MalformedMessage: it does not.
+        MalformedMessage: The value is out of the bound.
     """
-    words = bound.refusal(value)
-    if words is not None:
-        raise MalformedMessage(f"{name}: {words}")
+    text = bound.refusal(value)
+    if text is not None:
+        raise MalformedMessage(f"{name}: {text}")
     return value
 
 
@@ -296,19 +300,19 @@ def checked_text(value: str) -> str:
     return cut_text(printable, MAX_TEXT_BYTES)
 
 
-# ---- whether a value keeps to the bounds of its type
+# ---- check of a value against its type's bounds
 
 
 def refusal(value: object, hint: object) -> str | None:
-    """Why `value` is out of the bounds in `hint`: what was expected, and what came.
+    """Return why a value is out of its type's bounds, with the expected and the actual value.
 
     Args:
-        value: anything, also what is not of the type.
-        hint: a type; the bounds of `Annotated` are looked for in it, in the entries of tuples,
+        value: Any value, of any type.
+        hint: A type. The check uses the bounds of `Annotated` in it, in the entries of tuples,
             sets and mappings, and in `X | None`. Nested dataclasses check themselves.
 
     Returns:
-        None if `value` will do.
+        None for a valid value.
     """
     origin = get_origin(hint)
     if origin is None:
@@ -316,12 +320,12 @@ def refusal(value: object, hint: object) -> str | None:
     inner = get_args(hint)
     if origin is Annotated:
         for one in inner[1:]:
-            words = one.refusal(value) if isinstance(one, Bound) else None
-            if words is not None:
-                return words
+            text = one.refusal(value) if isinstance(one, Bound) else None
+            if text is not None:
+                return text
         return refusal(value, inner[0])
     if origin in (Union, UnionType):
-        # Of other unions nothing can be said without knowing which one is meant.
+        # Other unions have no bounds here, since the intended type is unknown.
         others = [one for one in inner if one is not NoneType]
         return None if value is None or len(others) > 1 else refusal(value, others[0])
     if not inner or not isinstance(value, Collection):
@@ -330,21 +334,21 @@ def refusal(value: object, hint: object) -> str | None:
 
 
 def first_refusal(checked: DataclassInstance) -> tuple[str, str] | None:
-    """The first field of a dataclass instance that is out of its bounds, and why.
+    """Return the first field of a dataclass instance that is out of its bounds.
 
     Returns:
-        The field's name and its `refusal`; None if all will do.
+        The field's name and its `refusal`; None if all are valid.
     """
     for name, hint in _bounded_fields(type(checked)):
-        words = refusal(getattr(checked, name), hint)
-        if words is not None:
-            return name, words
+        text = refusal(getattr(checked, name), hint)
+        if text is not None:
+            return name, text
     return None
 
 
 @functools.cache
 def _bounded_fields(of: type[DataclassInstance]) -> tuple[tuple[str, object], ...]:
-    """Only those that have bounds: specs are built often, and most looking would be in vain."""
+    """Return the fields with bounds: specs are built often, and most fields need no check."""
     hints = ((field.name, field_hints(of)[field.name]) for field in fields(of))
     return tuple((name, hint) for name, hint in hints if _has_bounds(hint))
 
@@ -355,17 +359,17 @@ def _has_bounds(hint: object) -> bool:
 
 @functools.cache
 def field_hints(of: type[DataclassInstance]) -> Mapping[str, Any]:
-    """The types of a dataclass's fields with their metadata, by name."""
+    """Return the types of a dataclass's fields with their metadata, by name."""
     return get_type_hints(of, include_extras=True)
 
 
 def metadata(hint: object) -> tuple[Any, ...]:
-    """What `Annotated` says of a type; nothing if it is not annotated."""
+    """Return the metadata of an `Annotated` type; empty for other types."""
     return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
 
 
 def _entries(value: Collection[Any], inner: tuple[object, ...]) -> Iterable[tuple[object, object]]:
-    """What lies in a collection, each with its type."""
+    """Yield the entries of a collection, each with its type."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield key, inner[0]
@@ -377,7 +381,7 @@ def _entries(value: Collection[Any], inner: tuple[object, ...]) -> Iterable[tupl
 
 
 def _first(refusals: Iterable[str | None]) -> str | None:
-    return next((words for words in refusals if words is not None), None)
+    return next((text for text in refusals if text is not None), None)
 
 
 def _shown(value: object) -> str:

@@ -2,7 +2,7 @@
 
 spec     = name [number] [axis] {"+" modifier}
 name     = none | fp16 | bf16 | q | aq | hq | top | aqtop | qc | aqc | qk | aqk | lowrank
-axis     = f | c | t | tc          who shares a step: the frame, a channel, a token, both
+axis     = f | c | t | tc          scope of a step: the frame, a channel, a token, both
 modifier = d | z | ef | ef21 | efmix | last | book
 """
 
@@ -19,7 +19,7 @@ from swarm_ft.errors import BadCodec
 
 
 class CodecName(IntEnum):
-    """Which arithmetic; the number is what an encoded tensor's header carries."""
+    """Family of a codec; the number is that of an encoded tensor's header."""
 
     NONE = 1
     FP16 = 2
@@ -37,41 +37,41 @@ class CodecName(IntEnum):
 
 
 MIN_RATE = 0.3
-"""Of `q` and `aq` with an entropy stage, in bits a value."""
+"""Least bits a value of `q` and `aq` with an entropy stage."""
 MIN_QUALITY_STEP, MAX_QUALITY_STEP = 0.02, 8.0
-"""Of `qc`, `aqc`, `qk` and `aqk`: of a quantiser's step, times the values' spread."""
+"""Bounds of the step of `qc`, `aqc`, `qk` and `aqk`, as a multiple of the values' spread."""
 
 
 class Axis(IntEnum):
-    """Which values of a sample share a step."""
+    """Values of a sample that share a step."""
 
     NONE = 0
-    """The codec has no steps."""
+    """No axis: the codec has no steps."""
     FRAME = 1
     CHANNEL = 2
     TOKEN = 3
     BOTH = 4
-    """A step is the product of a token's and a channel's."""
+    """Both axes: a step is the product of a token's and a channel's."""
 
 
 class Feedback(IntEnum):
-    """What a sender does with the error it made (arXiv 2401.07788, section 2)."""
+    """Treatment of a sender's error (arXiv 2401.07788, section 2)."""
 
     NONE = 0
     EF = 1
-    """Adds it to the sample's next gradient."""
+    """Add the error to the sample's next gradient."""
     EF21 = 2
-    """Sends the change against what the receiver has, as AQ-SGD does for activations."""
+    """Send the change against the receiver's value, as AQ-SGD does for activations."""
     EFMIX = 3
-    """As EF, with half of the entries for the gradient and half for the error."""
+    """Add the error like EF, with half of the entries for the gradient and half for the error."""
     LAST = 4
-    """Sends what a share of the sample's last gradient does not tell, token by token."""
+    """Send the difference to a multiple of the sample's last gradient, token by token."""
     BOOK = 5
-    """Sends what an entry of a codebook that the sender learned does not tell, token by token."""
+    """Send the difference to an entry of the sender's learned codebook, token by token."""
 
 
 class Direction(IntEnum):
-    """Which way a frame goes; the numbers are those of the wire."""
+    """Direction of a frame; the numbers are those of the wire."""
 
     FORWARD = 1
     BACKWARD = 2
@@ -79,7 +79,7 @@ class Direction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What a name takes."""
+    """Unit and range of a family's number."""
 
     unit: str
     low: float
@@ -125,12 +125,12 @@ class CodecSpec:
     """A codec with all its settings.
 
     Attributes:
-        name: the family.
-        hundredths: its number times 100: bits, percent, times the spread, or ranks.
-        axis: which values share a step; NONE for codecs without steps.
-        dither: subtractive dither, drawn from the frame itself.
-        entropy: a lossless stage over the codes; bits are then a rate on the wire.
-        feedback: what becomes of the error; for gradients.
+        name: Family of the codec.
+        hundredths: Number of the codec times 100: bits, percent, times the spread, or ranks.
+        axis: Values that share a step; NONE for codecs without steps.
+        dither: Whether it uses subtractive dither, drawn from the frame itself.
+        entropy: Whether a lossless stage compresses the codes; bits are then a rate on the wire.
+        feedback: Treatment of the error, for gradients.
     """
 
     name: CodecName
@@ -147,7 +147,7 @@ class CodecSpec:
 
     @property
     def bits(self) -> int:
-        """The whole number of bits of `q`, `aq`, `hq` without an entropy stage."""
+        """Whole number of bits of `q`, `aq`, `hq` without an entropy stage."""
         return self.hundredths // 100
 
     @property
@@ -157,41 +157,41 @@ class CodecSpec:
 
     @property
     def keeps(self) -> tuple[bool, Feedback]:
-        """What ends keep of a sample; where that is the same, a codec can go on with another's."""
+        """Kind of per-sample state at both ends; codecs of the same kind can replace each other."""
         is_kept = self.feedback is not Feedback.BOOK
         return self.is_delta, self.feedback if is_kept else Feedback.NONE
 
     @property
     def has_residual(self) -> bool:
-        """Whether the sender keeps its error, for the sample's next visit."""
+        """Whether the sender stores its error for the sample's next visit."""
         return self.feedback in (Feedback.EF, Feedback.EFMIX)
 
     @property
     def is_constant_quality(self) -> bool:
-        """Whether steps follow the spread of the values, whatever that costs."""
+        """Whether steps follow the spread of the values, at any rate of bits."""
         return self.name in _CONSTANT_QUALITY
 
     @property
     def has_basis(self) -> bool:
-        """Whether values are coded along a basis that the sender learned, or with its codebook."""
+        """Whether the codec needs a basis or a codebook that the sender learned."""
         return self.is_directional or self.feedback is Feedback.BOOK
 
     @property
     def is_directional(self) -> bool:
-        """Whether they are coded along its directions."""
+        """Whether the codec uses the directions of a learned basis."""
         return self.name in _LEARNED
 
     @property
     def usual_bits(self) -> float:
-        """Of a value, of codecs along directions: what they took in docs/quality.md, about.
+        """Usual bits a value of codecs along directions, about, from docs/quality.md.
 
-        At constant quality a change takes fewer bits the less it moves; these are means over runs.
+        At constant quality a smaller change takes fewer bits; these are means over runs.
         """
         at_one, power = (0.45, 0.9) if self.is_delta else (1.0, 0.65)
         return at_one / math.pow(self.number, power)
 
     def to_header(self) -> bytes:
-        """Four bytes that name the codec in an encoded tensor."""
+        """Return four bytes that name the codec in an encoded tensor."""
         flags = self.axis | self.dither << 3 | self.entropy << 4 | self.feedback << 5
         return _HEADER.pack(self.name, flags, self.hundredths)
 
@@ -207,10 +207,10 @@ HEADER_BYTES = _HEADER.size
 
 
 def spec_from_header(header: bytes) -> CodecSpec:
-    """The spec that `to_header` wrote, whoever wrote it now.
+    """Return the spec of a header's bytes, which any process may have written.
 
     Raises:
-        BadCodec: the bytes name no codec there is.
+        BadCodec: The bytes name no codec.
     """
     name, flags, hundredths = _HEADER.unpack(header)
     try:
@@ -229,11 +229,11 @@ def spec_from_header(header: bytes) -> CodecSpec:
 
 
 def parse_codec_spec(text: str, direction: Direction) -> CodecSpec:
-    """`aq4` as a CodecSpec, checked for its direction, its axis filled in.
+    """Return the codec of a text such as `aq4`, checked for its direction, with its axis.
 
     Raises:
-        BadCodec: unknown name, a number out of range, a modifier that the codec does not take,
-            or a codec that makes no sense in that direction.
+        BadCodec: The name is unknown, a number is out of range, the codec does not take a
+            modifier, or makes no sense in that direction.
     """
     match = _PATTERN.fullmatch(text) if len(text) <= MAX_SPEC_CHARS else None
     if match is None:
@@ -252,10 +252,10 @@ def parse_codec_spec(text: str, direction: Direction) -> CodecSpec:
 
 
 def parse_key_spec(text: str) -> CodecSpec:
-    """The codec of key frames, which build on nothing.
+    """Return the codec of key frames, which build on nothing.
 
     Raises:
-        BadCodec: as `parse_codec_spec`, or the codec needs a buffer.
+        BadCodec: The text is no codec, see `parse_codec_spec`, or the codec needs a buffer.
     """
     spec = parse_codec_spec(text, Direction.FORWARD)
     if spec.is_delta:
@@ -264,12 +264,12 @@ def parse_key_spec(text: str) -> CodecSpec:
 
 
 def parse_dp_spec(text: str) -> CodecSpec:
-    """The codec of the gradients that replicas of a stage sum, such as `none`, `fp16`, `q4`.
+    """Return the codec of the gradients that replicas of a stage sum: `none`, `fp16`, `q4`.
 
-    Each row of values has its own step, and nothing is dithered: the error is fed back anyway.
+    Each row of values has its own step, without dither: error feedback covers the error.
 
     Raises:
-        BadCodec: anything else.
+        BadCodec: The text is no such codec.
     """
     if _DP_PATTERN.fullmatch(text) is None:
         _refuse(
@@ -281,12 +281,12 @@ def parse_dp_spec(text: str) -> CodecSpec:
 
 
 def in_place_of(spec: CodecSpec, text: str, direction: Direction) -> CodecSpec:
-    """The codec that is to go on where `spec` was: with what its ends kept of samples.
+    """Return a codec that can replace `spec`, with the per-sample state at both ends.
 
     Buffers and residuals hold values, at bits of their own, and not a codec's codes.
 
     Raises:
-        BadCodec: as `parse_codec_spec`, or it keeps something else of samples, or nothing.
+        BadCodec: The text is no codec, or the codec needs another kind of state.
     """
     new = parse_codec_spec(text, direction)
     if new.keeps != spec.keeps:
@@ -295,7 +295,7 @@ def in_place_of(spec: CodecSpec, text: str, direction: Direction) -> CodecSpec:
 
 
 def _kin(spec: CodecSpec) -> str:
-    """Which codecs keep the same."""
+    """Return a description of the codecs with the same kind of state."""
     if spec.feedback is not Feedback.NONE:
         name = f"+{spec.feedback.name.lower()}"
         return f"a codec with {name}, such as {'top20' if name == '+efmix' else 'q2'}{name}"
@@ -305,7 +305,7 @@ def _kin(spec: CodecSpec) -> str:
 
 
 def _at_its_best(spec: CodecSpec, direction: Direction) -> CodecSpec:
-    """A spec that names no axis stands for what the study in docs/quality.md found best."""
+    """Return a spec without an axis with the axis that the study in docs/quality.md found best."""
     if direction is Direction.BACKWARD:
         return replace(spec, axis=Axis.TOKEN, dither=spec.dither or spec.entropy)
     if spec.is_constant_quality:
@@ -389,7 +389,7 @@ def _check_direction(spec: CodecSpec, text: str, direction: Direction) -> None:
 
 
 def _without_buffer(text: str) -> str:
-    """`q4` for `aq4`, `top10` for `aqtop10`."""
+    """Return `q4` for `aq4`, `top10` for `aqtop10`."""
     rest = text.removeprefix("aq")
     return rest if rest.startswith("top") else f"q{rest}"
 

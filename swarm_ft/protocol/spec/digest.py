@@ -1,8 +1,8 @@
-"""The digest of the project, BLAKE2b of 16 bytes; and the fingerprint of buffers, ten times faster.
+"""Digests of the project: BLAKE2b of 16 bytes, and a ten times faster fingerprint of buffers.
 
-A digest names what others must not be able to forge: weights, specs, files. A fingerprint tells
-whether two ends of a boundary hold the same bytes; an end that wants to deceive the other needs no
-collision for it, since whatever it sends is used.
+A digest names things that others must not be able to forge: weights, specs, files. A fingerprint
+shows whether two ends of a boundary hold the same bytes. A deceiving end needs no collision for
+that, since the other end uses whatever it sends.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ DIGEST_BYTES = 16
 
 
 def digest_of(*parts: BytesLike, key: bytes = b"") -> bytes:
-    """Digest of the parts' bytes, one after the other, each framed by its length.
+    """Return the digest of the parts' bytes in order, each framed by its length.
 
     Args:
-        parts: what is digested.
-        key: at most 64 bytes; none: anybody can compute the digest of parts that they know.
+        parts: Parts to digest.
+        key: Key of at most 64 bytes; empty: anybody who knows the parts can compute the digest.
     """
     state = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
     for part in parts:
@@ -42,12 +42,12 @@ def file_stem(*names: str) -> str:
 
 
 def seed_of(text: str) -> int:
-    """63 bits that follow from a text: what every torch generator takes."""
+    """Return 63 bits derived from a text, which every torch generator accepts."""
     return int.from_bytes(digest_of(text.encode())[:8], "little") >> 1
 
 
 def fingerprint_of(*parts: BytesLike) -> bytes:
-    """16 bytes of XXH3 of the parts' bytes, one after the other; other threads run meanwhile."""
+    """Return 16 bytes of XXH3 of the parts' bytes in order; other threads run meanwhile."""
     state = xxhash.xxh3_128()
     for part in parts:
         state.update(part)
@@ -55,16 +55,16 @@ def fingerprint_of(*parts: BytesLike) -> bytes:
 
 
 def check_spec_digest(what: str, here: bytes, there: bytes, whose: str) -> None:
-    """Whether two sides work by one RunSpec.
+    """Check that two sides have the same RunSpec.
 
     Args:
-        what: that the spec is of.
-        here: its digest as this side computes it.
-        there: as the other side does.
-        whose: the other side.
+        what: Name of the thing with the spec.
+        here: Digest by this side.
+        there: Digest by the other side.
+        whose: Name of the other side.
 
     Raises:
-        RunMismatch: they differ.
+        RunMismatch: The digests differ.
     """
     if here != there:
         raise RunMismatch(
@@ -74,31 +74,31 @@ def check_spec_digest(what: str, here: bytes, there: bytes, whose: str) -> None:
 
 
 class KeyedDigest:
-    """Of bytes that arrive in pieces; nobody can tell it who lacks some of them, or the key."""
+    """Digest of bytes in pieces that nobody can compute without all of them and the key."""
 
     def __init__(self, *key: BytesLike) -> None:
         self._state = hashlib.blake2b(digest_size=DIGEST_BYTES, key=digest_of(*key))
 
     def update(self, piece: BytesLike) -> None:
-        """Take the next piece."""
+        """Add the next piece."""
         self._state.update(piece)
 
     def digest(self) -> bytes:
-        """The digest of all pieces so far."""
+        """Return the digest of all pieces so far."""
         return self._state.digest()
 
 
 class RunningDigest:
-    """`digest_of` one long part that arrives in pieces; its length is known beforehand."""
+    """Digest like `digest_of` of one long part in pieces, whose length is known beforehand."""
 
     def __init__(self, total_bytes: int) -> None:
         self._state = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self._state.update(total_bytes.to_bytes(8, "little"))
 
     def update(self, piece: BytesLike) -> None:
-        """Take the next piece."""
+        """Add the next piece."""
         self._state.update(piece)
 
     def digest(self) -> bytes:
-        """The digest of all pieces so far."""
+        """Return the digest of all pieces so far."""
         return self._state.digest()

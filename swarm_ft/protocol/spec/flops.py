@@ -1,4 +1,4 @@
-"""How much stages compute, in floating-point operations, by what a run says of itself. Pure."""
+"""Floating-point operations of stages, by a run's spec. Pure."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT, RunSpec
 
 FORWARD_PART = 1 / 3
-"""Of a forward, a backward and the weights' gradients, which are about equal."""
+"""Share of the forward among a forward, a backward and the weights' gradients, about equal."""
 
 
 def block_flops(num_parameters: float, hidden_size: int, tokens: int, seq_length: int) -> float:
-    """Of a block's forward and backward pass: two a weight and token there, twice that back.
+    """Return the operations of a block: two a weight and token forward, twice that backward.
 
     Args:
-        num_parameters: of the block.
-        hidden_size: its width.
-        tokens: that pass, in all samples.
-        seq_length: tokens of a sample, that attend to each other.
+        num_parameters: Parameters of the block.
+        hidden_size: Width of the block.
+        tokens: Tokens of all samples.
+        seq_length: Tokens of a sample, which attend to each other.
     """
     return tokens * (6.0 * num_parameters + 12.0 * seq_length * hidden_size)
 
 
 def stage_flops(spec: RunSpec, layers: LayerRange) -> float:
-    """Of one microbatch at a stage, there and, where somebody waits for it, back."""
+    """Return the operations of one microbatch at a stage, forward and, where needed, backward."""
     return all_flops(spec, layers) * part_computed(spec, layers)
 
 
 def part_computed(spec: RunSpec, layers: LayerRange) -> float:
-    """Of forward, backward and weights' gradients, about equal, those that a stage computes.
+    """Return the share of forward, backward and weights' gradients that a stage computes.
 
-    Blocks whose inputs alone are kept have their forward twice.
+    Blocks with gradient checkpointing compute their forward twice.
     """
     trained = spec.trained_layers
     if not spec.gradients_cross(layers.stop):
@@ -39,7 +39,7 @@ def part_computed(spec: RunSpec, layers: LayerRange) -> float:
 
 
 def all_flops(spec: RunSpec, layers: LayerRange) -> float:
-    """Of one microbatch, were everything trained."""
+    """Return the operations of one microbatch if everything trains."""
     model, train = spec.model, spec.train
     tokens = train.micro_batch_size * train.seq_length
     weights = model.block_bytes / BYTES_PER_FLOAT
@@ -50,5 +50,5 @@ def all_flops(spec: RunSpec, layers: LayerRange) -> float:
 
 
 def num_outputs(spec: RunSpec) -> int:
-    """Of the head: classes, or tokens of the vocabulary."""
+    """Return the outputs of the head: classes, or tokens of the vocabulary."""
     return len(spec.train.labels) or spec.model.vocab_size

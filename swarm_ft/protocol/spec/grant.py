@@ -1,4 +1,4 @@
-"""What an invitation grants its bearer. Pure."""
+"""Grants of an invitation to its bearer. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from swarm_ft.protocol.spec.priority import DEFAULT_WEIGHT, Weight
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grant:
-    """What a peer may host, and what a client may claim; without limits by default.
+    """Stages that a peer may host, and a client's claim; without limits by default.
 
     Attributes:
-        replica_only: it is on probation. It takes over from others that host its stage, and never
-            carries a stage alone.
-        sees_tokens: whether it may host the first and the last stage, which get text and labels.
-        layers: the only blocks that it may host; None: any.
-        weight: of the peers that its jobs get, to that of other invitations' jobs. All clients that
-            join with one invitation share it.
+        replica_only: Whether the peer is on probation: it joins others that host its stage, and
+            never hosts a stage alone.
+        sees_tokens: Whether it may host the first and the last stage, which get text and labels.
+        layers: Blocks that it may host; None: any.
+        weight: Weight of its jobs' claim to peers among other invitations' jobs. All clients of
+            one invitation share it.
     """
 
     replica_only: bool = False
@@ -27,20 +27,20 @@ class Grant:
     weight: Weight = DEFAULT_WEIGHT
 
     def covers(self, layers: LayerRange) -> bool:
-        """Whether these blocks are among those that it may host."""
+        """Whether it may host all of these blocks."""
         own = self.layers or layers
         return own.start <= layers.start and layers.stop <= own.stop
 
     def __str__(self) -> str:
-        """For people; empty if it has no limits."""
+        """Return the limits for people; empty without limits."""
         limits = {
             "replica only": self.replica_only,
             "sees no tokens": not self.sees_tokens,
             f"layers {self.layers} only": self.layers is not None,
             f"weight {self.weight}": self.weight != DEFAULT_WEIGHT,
         }
-        return ", ".join(words for words, is_so in limits.items() if is_so)
+        return ", ".join(text for text, is_so in limits.items() if is_so)
 
 
 PROBATION = Grant(replica_only=True, sees_tokens=False)
-"""What anybody has where a swarm is open to all."""
+"""Grant of every peer in a swarm that is open to all."""

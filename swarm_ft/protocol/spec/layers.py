@@ -9,7 +9,7 @@ from itertools import pairwise
 from swarm_ft.errors import BadLayers
 
 MAX_BLOCKS = 4096
-"""No transformer has more; bounds every list of blocks that a peer can make us hold."""
+"""Blocks of a model: no transformer has more, and the bound limits every list of blocks."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -38,10 +38,10 @@ class LayerRange:
 
 
 def parse_layers(text: str) -> LayerRange | None:
-    """`12-24` as a range, `auto` as None.
+    """Return `12-24` as a range, `auto` as None.
 
     Raises:
-        BadLayers: anything else.
+        BadLayers: The text is neither.
     """
     if text == "auto":
         return None
@@ -52,10 +52,10 @@ def parse_layers(text: str) -> LayerRange | None:
 
 
 def parse_trained(text: str, num_blocks: int) -> LayerRange:
-    """Which blocks train: `16-24`, `16-` for all from 16 on, nothing for all.
+    """Return the blocks that train: `16-24`, `16-` for all from 16 on, nothing for all.
 
     Raises:
-        BadLayers: anything else, or blocks that the model does not have.
+        BadLayers: The text has another form, or names blocks that the model does not have.
     """
     match = re.fullmatch(r"([0-9]{1,6})-([0-9]{0,6})", text or "0-")
     if match is None:
@@ -70,9 +70,9 @@ def split_evenly(whole: LayerRange, parts: int) -> tuple[LayerRange, ...]:
     """Cut `whole` into `parts` adjoining ranges whose lengths differ by at most one.
 
     Raises:
-        BadLayers: there are fewer blocks than parts.
+        BadLayers: There are fewer blocks than parts.
     """
     if not 1 <= parts <= len(whole):
-        raise BadLayers(f"{parts} stages: the model has {len(whole)} layers to share out")
+        raise BadLayers(f"expected 1 to {len(whole)} stages, at most one a layer, got {parts}")
     cuts = [whole.start + len(whole) * i // parts for i in range(parts + 1)]
     return tuple(LayerRange(a, b) for a, b in pairwise(cuts))

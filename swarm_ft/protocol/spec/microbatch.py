@@ -1,4 +1,4 @@
-"""Samples that travel together, as plans and messages name them. Values only."""
+"""Microbatch of plans and messages. Values only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ class Microbatch:
     """A few samples that travel together through all stages.
 
     Attributes:
-        route: the replica of each stage that it passes, first stage to last, counted from 0;
-            empty where every stage has one.
-        done: stages that are done with it, as an earlier attempt at the step got so far.
-        entry: the first stage that it passes, counted from 0: if it is not the first of all, it
-            has kept what comes of the frozen ones in front of it.
+        index: Number of the microbatch in its step.
+        samples: Samples of the microbatch.
+        route: Number of the replica that it passes at each stage, from 0; empty if every stage
+            has one.
+        done: Stages that finished it in an earlier attempt at the step.
+        entry: Number of the first stage that it passes. Above 0, that stage has cached the output
+            of the frozen ones in front of it.
     """
 
     index: MicrobatchIndex
@@ -30,7 +32,7 @@ class Microbatch:
     entry: Annotated[int, Range(0, MAX_BLOCKS)] = 0
 
     def replica_at(self, stage_index: int) -> int:
-        """Which replica of a stage it passes."""
+        """Return the number of the replica that it passes at a stage."""
         return self.route[stage_index] if self.route else 0
 
     def is_to_do(self, stage_index: int) -> bool:

@@ -1,8 +1,8 @@
-"""Options: fields that users set, told once, beside their type, their bounds and their default.
+"""Options: fields that users set, declared once with their type, their bounds and their default.
 
     batch_size: Annotated[int, Range(1, 65536), Option("Samples a step.")] = 8
 
-The command line, the checks of values and the reference in docs/options.md are made of that.
+The command line, the checks of values and the reference in docs/options.md follow from that.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Options = TypeVar("Options", bound="DataclassInstance")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Makes a field of a dataclass an option of the commands that take the dataclass.
+    """Metadata that makes a dataclass's field an option of the commands that use the dataclass.
 
     Attributes:
-        help: what it is for, in a sentence.
-        name: on the command line, without dashes; the field's own where empty.
-        long_name: another one, for who does not know the short one.
-        metavar: what stands for the value in help; by the type where empty.
-        default: the default in words, where it is not the field's own or does not speak.
-        words: what stands for False and for True, of a bool that is no switch.
-        has_no: whether there is a `--no-NAME` beside a switch.
+        help: Sentence on the purpose of the option.
+        name: Name on the command line, without dashes; empty: that of the field.
+        long_name: Second, longer name.
+        metavar: Placeholder of the value in help; empty: by the type.
+        default: Text of the default, if the field's own is not clear.
+        words: Words for False and for True, of a bool that is no switch.
+        has_no: Whether a switch has a `--no-NAME` beside it.
     """
 
     help: str
@@ -50,18 +50,19 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Beside an `Option` of a number of bytes: it may be written as 2GiB or 500MB."""
+    """Metadata beside an `Option` of a number of bytes, which may be written as 2GiB or 500MB."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """One option as it was declared.
+    """A declared option.
 
     Attributes:
-        field: its name in Python, and as the parameter of a command.
-        kind: its type, without None and metadata.
-        default: a value of `kind`, or None; MISSING if it must be given.
-        notes: all that its type is annotated with: bounds, and what others put there.
+        field: Name in Python, and as the parameter of a command.
+        kind: Type of the value, without None and metadata.
+        option: The declaration.
+        default: A value of `kind`, or None; MISSING for a required option.
+        notes: Metadata of its type: bounds, and notes of other modules.
     """
 
     field: str
@@ -72,28 +73,28 @@ class Declared:
 
     @property
     def flag(self) -> str:
-        """As it is written on the command line."""
+        """Name on the command line, with dashes."""
         return f"--{self.option.name or self.field.replace('_', '-')}"
 
     @property
     def long_flag(self) -> str:
-        """Another way to write it; empty if there is none."""
+        """Second name on the command line; empty without one."""
         return self.option.long_name and f"--{self.option.long_name}"
 
     @property
     def no_flag(self) -> str:
-        """What turns a switch off; empty if nothing does."""
+        """Name that turns a switch off; empty without one."""
         has_one = self.is_switch and self.option.has_no
         return f"--no-{self.flag[2:]}" if has_one else ""
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
-        """What its values keep to."""
+        """Bounds of its values."""
         return tuple(note for note in self.notes if isinstance(note, Bound))
 
     @functools.cached_property
     def choices(self) -> Mapping[str, object]:
-        """The values by their words, where there are but a few; else empty."""
+        """Values by their words, if there are only a few; otherwise empty."""
         if self.option.words is not None:
             return dict(zip(self.option.words, (False, True), strict=True))
         if issubclass(self.kind, Enum):
@@ -103,7 +104,7 @@ class Declared:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is given without a value."""
+        """Whether the option takes no value."""
         return self.kind is bool and self.option.words is None
 
     @property
@@ -113,12 +114,12 @@ class Declared:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether it may be given several times, so that its value is a tuple of texts."""
+        """Whether it may occur several times, so that its value is a tuple of texts."""
         return self.kind is tuple
 
     @property
     def default_word(self) -> str:
-        """The default as users know it; empty if there is none to tell."""
+        """Text of the default for users; empty without one."""
         if self.option.default or self.default in (None, MISSING, ()):
             return self.option.default
         if self.is_switch:
@@ -127,15 +128,15 @@ class Declared:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By which it is known in Python and in files: with underscores, its field's name first."""
+        """Names in Python and in files, with underscores, the field's name first."""
         flags = (flag[2:].replace("-", "_") for flag in (self.flag, self.long_flag) if flag)
         return tuple(dict.fromkeys((self.field, *flags)))
 
     def value_of(self, given: object) -> object:
-        """A value of `kind`, of what a program or a file gave: itself, or its word.
+        """Return a program's or a file's value as a value of `kind`; it may be a word for it.
 
         Raises:
-            BadOption: it is neither.
+            BadOption: It is neither a value nor a word.
         """
         if self.is_repeated and given is not None:
             return self._texts_of(given)
@@ -162,7 +163,7 @@ class Declared:
             raise BadOption(f"{self.flag}: expected {expected}, got {given!a:.80}") from None
 
     def _texts_of(self, given: object) -> tuple[str, ...]:
-        """The texts of a repeated option: of a list, of one text, or `key=value` of a mapping."""
+        """Return a repeated option's texts, from a list, one text, or a mapping as `key=value`."""
         if isinstance(given, Mapping):
             given = [f"{key}={value}" for key, value in given.items()]
         texts = (given,) if isinstance(given, str) else given
@@ -171,9 +172,9 @@ class Declared:
         return tuple(texts)
 
     def word_of(self, given: object) -> str:
-        """What a program or a file gave, as it is written on the command line.
+        """Return a program's or a file's value as the command line would write it.
 
-        YAML takes no, off and on for truth values.
+        YAML reads no, off and on as truth values.
         """
         if isinstance(given, bool):
             words = ("on", "yes", "true") if given else ("no", "off", "false")
@@ -183,18 +184,18 @@ class Declared:
         return str(given).lower().replace("_", "-") if self.choices else str(given)
 
     def _converted(self, given: object) -> object:
-        """`given` as `kind`, where nothing is lost by that."""
+        """Return the value as `kind`, if the conversion loses nothing."""
         if self.kind is str and isinstance(given, (list, tuple)):
             return self.word_of(given)
         if isinstance(given, (bool, list, tuple, Mapping)) or self.kind is bool:
             raise TypeError
-        value = self.kind(given)  # such as a path, or 1e-4, which YAML takes for a text
+        value = self.kind(given)  # such as a path, or 1e-4, which YAML reads as a text
         if self.kind is int and float(str(given)) != value:
             raise ValueError
         return value
 
     def arguments(self, value: object) -> list[str]:
-        """What asks for a value on the command line."""
+        """Return the words of the command line for a value."""
         if self.is_switch:
             return [self.flag if value else self.no_flag]
         if isinstance(value, tuple):
@@ -202,7 +203,7 @@ class Declared:
         return [self.flag, self.word_for(value)]
 
     def word_for(self, value: object) -> str:
-        """A value as it is written on the command line."""
+        """Return a value as the command line writes it."""
         if self.is_size and value:
             return f"{value}B"
         words = (word for word, choice in self.choices.items() if choice == value)
@@ -210,7 +211,7 @@ class Declared:
 
 
 def declared(of: type[DataclassInstance]) -> tuple[Declared, ...]:
-    """The options of a dataclass in order; where it is made of others, theirs in their place."""
+    """Return the options of a dataclass in order, with those of nested dataclasses in place."""
     found: list[Declared] = []
     for part in _parts(of).values():
         found += [part] if isinstance(part, Declared) else declared(part)
@@ -218,14 +219,14 @@ def declared(of: type[DataclassInstance]) -> tuple[Declared, ...]:
 
 
 def build(of: type[Options], given: Mapping[str, object]) -> Options:
-    """A dataclass, and those that it is made of, from its options.
+    """Build a dataclass, with its nested dataclasses, from its options.
 
     Args:
-        of: what to build.
-        given: values by `Declared.field`; None, or nothing, leaves the default.
+        of: Dataclass to build.
+        given: Values by `Declared.field`; None or no entry leaves the default.
 
     Raises:
-        BadInput: a value that the dataclass refuses.
+        BadInput: The dataclass refuses a value.
     """
     values: dict[str, Any] = {}
     for name, part in _parts(of).items():
@@ -237,16 +238,16 @@ def build(of: type[Options], given: Mapping[str, object]) -> Options:
 
 
 def by_names(of: type[DataclassInstance], given: Mapping[str, object]) -> dict[str, object]:
-    """Values by `Declared.field`, for `build`, of what was given by any name that an option has.
+    """Return values by `Declared.field`, for `build`, from values by any name of an option.
 
     Args:
-        of: what declares the options.
-        given: values, or the words that stand for them, by a field's name or by an option's, with
-            dashes or underscores.
+        of: Dataclass with the options.
+        given: Values, or words for them, by a field's name or by an option's, with dashes or
+            underscores.
 
     Raises:
-        BadOption: there is no such option (the nearest name is told), one is given twice, or a
-            word stands for none of its values.
+        BadOption: A name is no option (the message has the nearest one), an option occurs twice,
+            or a word stands for no value.
     """
     known = {name: one for one in declared(of) for name in one.names}
     values: dict[str, object] = {}
@@ -261,13 +262,13 @@ def by_names(of: type[DataclassInstance], given: Mapping[str, object]) -> dict[s
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, where a known name is like it; else nothing."""
+    """Return `; did you mean ...?` with a similar known name, or an empty text."""
     alike = difflib.get_close_matches(name.replace("-", "_").lower(), list(known), 1)
     return f"; did you mean '{alike[0]}'?" if alike else ""
 
 
 def arguments(options: DataclassInstance) -> list[str]:
-    """The command line that asks for `options`; what is as by default is left out."""
+    """Return the command line of `options`, without values that are defaults."""
     words: list[str] = []
     for name, part in _parts(type(options)).items():
         value = getattr(options, name)
@@ -279,10 +280,10 @@ def arguments(options: DataclassInstance) -> list[str]:
 
 
 def check(options: DataclassInstance) -> None:
-    """Refuse values out of the bounds that are declared.
+    """Refuse values out of the declared bounds.
 
     Raises:
-        BadOption: the first of them, by the name that users know it by.
+        BadOption: A value is out of its bounds; the message has the option's name for users.
     """
     parts = _parts(type(options))
     refused = first_refusal(options)
@@ -310,7 +311,7 @@ Part = Declared | type["DataclassInstance"]
 
 @functools.cache
 def _parts(of: type[DataclassInstance]) -> Mapping[str, Part]:
-    """The fields of a dataclass that are options, or dataclasses that have some."""
+    """Return the fields of a dataclass that are options, or dataclasses with options."""
     parts: dict[str, Part] = {}
     for field in fields(of):
         kind, notes = _kind_and_notes(field_hints(of)[field.name])
@@ -323,7 +324,7 @@ def _parts(of: type[DataclassInstance]) -> Mapping[str, Part]:
 
 
 def _kind_and_notes(hint: object) -> tuple[type, tuple[Any, ...]]:
-    """`X` of `Annotated[Annotated[X, ...] | None, ...]`, and what all of it is annotated with."""
+    """Return `X` of `Annotated[Annotated[X, ...] | None, ...]`, and all of its metadata."""
     if get_origin(hint) is Annotated:
         kind, notes = _kind_and_notes(get_args(hint)[0])
         return kind, (*notes, *metadata(hint))

@@ -1,6 +1,6 @@
-"""How many peers a job gets: by its owner's claim, and by its priority among the owner's own jobs.
+"""Shares of jobs in the peers: the owner's claim, and the priority among the owner's jobs.
 
-No part of what the peers of a run agree on.
+The peers of a run need not agree on them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from swarm_ft.protocol.spec.bounds import Range
 
 DEFAULT_PRIORITY, MAX_PRIORITY = 3, 9
 Priority = Annotated[int, Range(1, MAX_PRIORITY)]
-"""Orders the runs of one owner: the one with the highest comes first."""
+"""Order of one owner's runs: the highest comes first."""
 DEFAULT_WEIGHT, MAX_WEIGHT = 1, 100
 Weight = Annotated[int, Range(1, MAX_WEIGHT)]
-"""Of an owner's claim to peers, to the claims of other owners."""
+"""Weight of an owner's claim to peers among other owners' claims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Claim:
     """An owner's claim to peers, which an invitation grants.
 
     Attributes:
-        name: of the invitation; all keys that came with it share the claim. Empty where clients
-            have no keys: each run has a claim of its own then, and its priority is the weight.
-        weight: of this claim, to the claims of others.
+        name: Name of the invitation, whose keys all share the claim. Empty in a swarm without
+            keys: each run then has a claim of its own, with its priority as the weight.
+        weight: Weight of this claim among claims.
     """
 
     name: str = ""
@@ -33,4 +33,4 @@ class Claim:
 
 
 NO_CLAIM = Claim()
-"""Of runs of clients without keys."""
+"""Claim of runs in a swarm without keys."""

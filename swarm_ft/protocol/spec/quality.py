@@ -1,10 +1,10 @@
-"""How coarsely to code activations for an asked loss of quality. Pure.
+"""Coarseness of activations' codes for a configured loss of quality. Pure.
 
-Now and then the samples of a step are computed without compression as well, by the same weights.
-What compression adds to their loss there foretells what it adds to the loss that training ends
-with; docs/quality.md has how well. The step of the quantiser, in the activations' own spread,
-follows it: coarser while less is lost than was asked for, finer where more is. What the codec of
-gradients costs is not measured on the way: it follows from what is asked, by a table.
+Now and then a step's samples are also computed without compression, by the same weights. The added
+loss there predicts the added loss at the end of training; docs/quality.md has how well. The
+quantiser's step, in multiples of the activations' spread, follows it: coarser while less is lost
+than allowed, finer while more is. The cost of the gradients' codec is not measured on the way: a
+table derives the codec from the allowed loss.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from swarm_ft.protocol.spec.codec_spec import MAX_QUALITY_STEP, MIN_QUALITY_STEP
 
 MEASURE_EVERY_STEPS = 8
 _EXCESS_OF_STEP, _POWER = 0.04, 1.5
-"""A step of S times the spread adds about so many nats, times S to this power."""
+"""Nats that a quantiser's step of S times the spread adds, per S to this power."""
 _GAIN = 0.4
 _MOST = 2.0
-"""No measurement moves the step by more: one of a few samples is off by a quarter."""
+"""Factor by which one measurement moves the step at most; one of a few samples is off by 25 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What compression costs a kind of training, as shares of the perplexity (docs/quality.md).
+    """Costs of compression in a kind of training, as shares of the perplexity (docs/quality.md).
 
     Attributes:
-        a_nat: for each nat that compression adds to the loss of a step, on average over a run:
-            twice what activations cost, or more, since what gradients cost is not measured.
-        gradients: codecs of gradients, each behind the least share to ask for, which is twice
-            what it cost; falling.
+        a_nat: Share for each nat that compression adds to the loss of a step, on average over a
+            run: twice the cost of activations, or more, since that of gradients is not measured.
+        gradients: Codecs of gradients, each after the least allowed share, which is twice their
+            cost; falling.
     """
 
     a_nat: float
@@ -40,30 +40,30 @@ class Prices:
 
     @staticmethod
     def of(*, adapts: bool) -> Prices:
-        """Of training adapters, or the model's own weights."""
+        """Return the costs for training adapters, or the model's own weights."""
         return OF_ADAPTERS if adapts else OF_WEIGHTS
 
     def backward_codec(self, asked: float) -> str:
-        """The coarsest codec of gradients that leaves half of what is asked to activations."""
+        """Return the coarsest codec of gradients that leaves half of the loss to activations."""
         return next((text for least, text in self.gradients if asked >= least), _FINEST)
 
 
 _FINEST = "q4+z"
-"""Of gradients: costs nothing that can be told from zero."""
+"""Codec of gradients whose cost is not distinguishable from zero."""
 OF_WEIGHTS = Prices(1.0, ((0.07, "q1+z"), (0.02, "q1.5+z"), (0.01, "q2+z"), (0.003, "q3+z")))
 OF_ADAPTERS = Prices(2.0, ((0.04, "q1.5+z"), (0.02, "q2+z"), (0.01, "q3+z")))
 
 
 @dataclass(frozen=True, slots=True)
 class QualityControl:
-    """What was asked, what was found so far, and what follows.
+    """Allowed loss, measurements so far, and the resulting step.
 
     Attributes:
-        asked: share of the perplexity that compression may cost, such as 0.01.
-        step_size: of the quantiser, times the spread of the activations.
-        num_measured: steps in which it was measured.
-        excess: what compression added to the loss in these, in nats, summed.
-        adapts: whether adapters train, for which a nat costs more.
+        asked: Share of the perplexity that compression may cost, such as 0.01.
+        step_size: Step of the quantiser, as a multiple of the activations' spread.
+        num_measured: Number of measured steps.
+        excess: Sum of the loss that compression added in these, in nats.
+        adapts: Whether adapters train, for which a nat costs more.
     """
 
     asked: Annotated[float, Range(0.0, 1.0)]
@@ -74,18 +74,18 @@ class QualityControl:
 
     @staticmethod
     def of(asked: float, *, adapts: bool) -> QualityControl:
-        """Before anything was measured."""
+        """Return the state before any measurement."""
         excess = asked / Prices.of(adapts=adapts).a_nat
         step_size = (excess / _EXCESS_OF_STEP) ** (1 / _POWER)
         return QualityControl(asked, _bounded(step_size), adapts=adapts)
 
     @property
     def cost(self) -> float:
-        """Share of the perplexity that compression cost so far, as far as can be told."""
+        """Share of the perplexity that compression has cost so far, as far as known."""
         return self._cost_a_nat * max(0.0, self.excess) / max(1, self.num_measured)
 
     def measured(self, excess: float) -> QualityControl:
-        """After a step whose loss was so many nats above that without compression."""
+        """Return the state after a step with this added loss by compression, in nats."""
         if not math.isfinite(excess):
             return self
         found = replace(self, num_measured=self.num_measured + 1, excess=self.excess + excess)
@@ -102,16 +102,16 @@ class QualityControl:
 def measures_at(step: int) -> bool:
     """Whether a step is also computed without compression.
 
-    Not the first: to a model that has learned nothing, compression does good as often as harm.
+    The first is not: compression helps an untrained model as often as it harms.
     """
     return step > 0 and step % MEASURE_EVERY_STEPS == 0
 
 
 def num_measured(num_steps: int) -> int:
-    """How many of so many steps are."""
+    """Return the number of measured steps among `num_steps`."""
     return max(0, num_steps - 1) // MEASURE_EVERY_STEPS
 
 
 def _bounded(step_size: float) -> float:
-    """In hundredths, as codecs are named."""
+    """Return the step within its bounds, in hundredths, as codecs' names have it."""
     return min(max(round(step_size, 2), MIN_QUALITY_STEP), MAX_QUALITY_STEP)

@@ -1,4 +1,4 @@
-"""RunSpec: everything that all peers of a run must agree on, and its digest."""
+"""RunSpec: all facts that the peers of a run must agree on, and their digest."""
 
 from __future__ import annotations
 
@@ -42,16 +42,19 @@ from swarm_ft.protocol.spec.quality import Prices, QualityControl
 T = TypeVar("T")
 
 VERSION = 10
-"""The version of the fields below. Add fields only with another one, and teach
-`protocol.wire.earlier` what specs of this one mean."""
+"""Version of the fields below.
+
+Add fields only with another version, and teach `protocol.wire.earlier` the meaning of specs of this
+one.
+"""
 NO_NONCE = bytes(DIGEST_BYTES)
-"""Of a model whose digests stay in one process."""
+"""Nonce of a model whose digests stay in one process."""
 BUFFER_BITS = (16, 8, 4)
-"""What a value of a buffer may take."""
+"""Bits of a buffer's value that users may choose."""
 MAX_SAMPLES = 1 << 24
 MAX_SEQ_LENGTH = 1 << 17
 MIN_LENGTH = 1
-"""Tokens of a sample."""
+"""Tokens of a sample at least."""
 MAX_HIDDEN_SIZE = 1 << 16
 MAX_VOCAB_SIZE = 1 << 20
 MAX_END_TOKENS = 8
@@ -59,14 +62,16 @@ MAX_STEPS = 1 << 31
 MAX_BATCH_SIZE = 1 << 16
 MAX_EVAL_SAMPLES = 1 << 14
 MAX_EVAL_BYTES = 32 << 20
-"""Of the held-out samples' rows, which go with a plan, in one message."""
+"""Bytes of the held-out samples' rows, which travel with a plan in one message."""
 MAX_MICROBATCHES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
-"""Of a step: those that train, and one of each held-out sample with and without compression; in
-place of some of these, shadows of samples that train."""
+"""Microbatches of a step: those that train, and one of each held-out sample and pass.
+
+Shadows of training samples may replace some of the latter.
+"""
 MAX_REFERENCE_BYTES = 1000
 BYTES_PER_FLOAT = 4
 BYTES_PER_TOKEN = 4
-"""Tokens travel and are kept as little-endian uint32."""
+"""Bytes of a token in storage and on the wire, as little-endian uint32."""
 MAX_PRIVATE_ENDS = 64
 MAX_READERS = 16
 MAX_LORA_R = 1 << 12
@@ -75,33 +80,35 @@ MAX_TARGETS = 64
 MAX_LORA_DROPOUT = 0.95
 MAX_TRAIN_LAYERS_CHARS = 16
 MAX_LABELS = (1 << 10) - 1
-"""Beside none, in the bits of a word, see `sample_rows`."""
+"""Largest number of classes that fits into the bits of a word, see `sample_rows`."""
 MAX_COUNTS = 3 * MAX_LABELS
-"""See `tasks.Task.num_counts`."""
+"""Largest number of counts, see `tasks.Task.num_counts`."""
 MAX_LABELS_CHARS = 1 << 14
 MIN_LABELS = 2
 COPIES_PER_WEIGHT = 4
-"""In a peer's memory, of what AdamW trains: the weight, its gradient and two moments, all equally
-large. Of what is frozen there is the weight alone."""
+"""Copies in a peer's memory of a weight that AdamW trains.
+
+They are the weight, its gradient and two moments, all equally large. A frozen weight has one copy.
+"""
 COPY_IN_8_BITS = (1 + 4 / 256) / 4
-"""Of a moment in 8 bits, with a scale for each 256."""
+"""Size of an 8-bit moment with a scale for each 256, in float32 values."""
 PACKED_VALUES = 64
-"""Of a weight in 8 or 4 bits, that share one float32 scale."""
+"""Values of a packed weight in 8 or 4 bits that share one float32 scale."""
 MAX_METRIC_CHARS = 64
 METRIC_PREFIX = "eval_"
 CLASS_METRICS = ("accuracy", "matthews_correlation", "f1")
-"""Of tasks with classes, beside the loss."""
+"""Metrics of tasks with classes, beside the loss."""
 FINER_FIRST = 0.7
-"""Their step, of that of changes, of first activations: adapters lose most by these."""
+"""Step of first activations as a share of that of changes: adapters are most sensitive to these."""
 ALL_LINEAR = "all-linear"
-"""Adapters at every linear layer of the blocks."""
+"""Value of `--target-modules` for adapters at every linear layer of the blocks."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
-"""How users write a codec, such as `aq3+z`."""
+"""A codec as users write it, such as `aq3+z`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codecs:
-    """By which activations and their gradients cross boundaries, as `--fw` and `--bw` take them."""
+    """Codecs of activations and their gradients at boundaries, as `--fw` and `--bw` take them."""
 
     forward: str
     backward: str
@@ -111,7 +118,7 @@ class Codecs:
 
 
 class TaskKind(IntEnum):
-    """What is learned, see `tasks`; the numbers are those of the wire."""
+    """Kind of the task, see `tasks`; the numbers are those of the wire."""
 
     CAUSAL_LM = 1
     CLASSIFICATION = 2
@@ -119,7 +126,7 @@ class TaskKind(IntEnum):
 
 
 class LrSchedule(IntEnum):
-    """How the learning rate moves; the numbers are those of the wire."""
+    """Schedule of the learning rate; the numbers are those of the wire."""
 
     CONSTANT = 1
     LINEAR = 2
@@ -127,7 +134,7 @@ class LrSchedule(IntEnum):
 
 
 class EvalStrategy(IntEnum):
-    """When held-out samples are evaluated; the numbers are those of the wire."""
+    """Schedule of evaluations; the numbers are those of the wire."""
 
     NO = 1
     STEPS = 2
@@ -135,7 +142,7 @@ class EvalStrategy(IntEnum):
 
 
 class SaveStrategy(IntEnum):
-    """When snapshots are taken; the numbers are those of the wire."""
+    """Schedule of snapshots; the numbers are those of the wire."""
 
     NO = 1
     STEPS = 2
@@ -143,7 +150,7 @@ class SaveStrategy(IntEnum):
 
 
 class EvalCompression(IntEnum):
-    """Whether activations of held-out samples are compressed; the numbers are those of the wire."""
+    """Compression of held-out samples' activations; the numbers are those of the wire."""
 
     OFF = 1
     ON = 2
@@ -151,7 +158,7 @@ class EvalCompression(IntEnum):
 
 
 class Adapter(IntEnum):
-    """What trains in the place of the model's own weights; the numbers are those of the wire."""
+    """Kind of the adapter that trains instead of the model's weights; numbers of the wire."""
 
     NONE = 1
     LORA = 2
@@ -159,14 +166,14 @@ class Adapter(IntEnum):
 
 
 class BaseDtype(IntEnum):
-    """What frozen weights are held in; the numbers are those of the wire."""
+    """Dtype of frozen weights in memory; the numbers are those of the wire."""
 
     FLOAT32 = 1
     BFLOAT16 = 2
 
 
 class Dtype(IntEnum):
-    """What weights are stored in; the numbers are those of the wire."""
+    """Dtype of stored weights; the numbers are those of the wire."""
 
     AUTO = 1
     FLOAT32 = 2
@@ -175,7 +182,7 @@ class Dtype(IntEnum):
 
 
 class Optim(IntEnum):
-    """What steps the weights; the numbers are those of the wire."""
+    """Optimizer of the weights; the numbers are those of the wire."""
 
     ADAMW = 1
     ADAFACTOR = 2
@@ -196,22 +203,26 @@ _FLOATS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """The model as every peer must find it.
+    """The model, as every peer must find it.
 
     Attributes:
-        reference: directory or hub id, as the client named it.
+        reference: Directory or hub id that the client named.
         architecture: `config.model_type`, for example `gpt2`.
-        block_bytes: float32 weights of one block, for placement.
-        embed_digest: of the embeddings' tensors, see `stage.checkpoint`.
-        block_digests: one for each block.
-        head_digest: of the final norm and the head.
-        tied_embeddings: the checkpoint ties its head to its token embeddings.
-        linear_bytes: of `block_bytes`, those of weights that can be held in fewer bits.
-        adapter_bytes: float32 weights of the run's adapters beside one block; 0 without any.
-        shared_bytes: float32 weights that every stage holds, since all blocks read them.
-        dtype: what its weights are stored in, never AUTO.
-        nonce: what the client drew for this run, see `digest_key`; None in a run of version 8.
-        owner: name of the client whose run it is; empty where clients have no keys.
+        num_blocks: Number of its blocks.
+        hidden_size: Width of its activations.
+        vocab_size: Tokens of its vocabulary.
+        block_bytes: Bytes of one block's weights in float32, for placement.
+        embed_digest: Digest of the embeddings' tensors, see `stage.checkpoint`.
+        block_digests: Digest of each block's tensors.
+        head_digest: Digest of the tensors of the final norm and the head.
+        tied_embeddings: Whether the checkpoint ties its head to its token embeddings.
+        linear_bytes: Bytes of `block_bytes` in weights that can be held in fewer bits.
+        adapter_bytes: Bytes of the adapters of one block in float32; 0 without adapters.
+        shared_bytes: Bytes in float32 of weights that all blocks read, and every stage holds.
+        dtype: Dtype of its stored weights, never AUTO.
+        nonce: Random bytes of the client for this run, see `digest_key`; None in a run of
+            version 8.
+        owner: Name of the client of the run; empty in a swarm without keys.
     """
 
     reference: str
@@ -248,12 +259,12 @@ class ModelSpec:
 
     @property
     def layers(self) -> LayerRange:
-        """All blocks of the model."""
+        """Range of all blocks of the model."""
         return LayerRange(0, self.num_blocks)
 
     @property
     def digest_key(self) -> bytes:
-        """The key of the parts' digests; empty for runs that began with version 8.
+        """Key of the parts' digests; empty for runs that began with version 8.
 
         Peers and readers of a run learn its digests. In a run of their own, which has another
         owner, these digests match nothing, whatever nonce they put beside them.
@@ -263,14 +274,14 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainOptions:
-    """How to train, as a user chooses it: whatever the text, however long.
+    """Options of training that a user chooses, for a text of any length.
 
     A sample has seq_length - 1 targets, its own next tokens. An epoch's last step may have fewer
     samples than batch_size.
 
     Raises:
-        BadOption: a value is out of its bounds, or contradicts another.
-        BadCodec: a codec is none, or makes no sense where it stands.
+        BadOption: A value is out of its bounds, or contradicts another.
+        BadCodec: A text is no codec, or the codec makes no sense for its option.
     """
 
     task_kind: Annotated[
@@ -633,23 +644,23 @@ class TrainOptions:
         _check_best(self)
 
     def codec(self, direction: Direction) -> CodecSpec:
-        """The codec of one direction."""
+        """Return the codec of one direction."""
         text = self.forward_codec if direction is Direction.FORWARD else self.backward_codec
         return parse_codec_spec(text, direction)
 
     @property
     def codecs(self) -> Codecs:
-        """Of both directions, as they were written."""
+        """Codecs of both directions, as the user wrote them."""
         return Codecs(self.forward_codec, self.backward_codec)
 
     def with_codecs(self, codecs: Codecs) -> Self:
-        """The same from some step on with other codecs, which go on with what is kept of samples.
+        """Return the options with other codecs, which need the same per-sample state.
 
-        Of a run that asks for a quality, key frames are as fine as the others, and nothing asks any
-        more.
+        In a run with a configured quality, key frames become as fine as the others, and the quality
+        is void.
 
         Raises:
-            BadCodec: one is none, or keeps something else of samples.
+            BadCodec: A text is no codec, or the codec needs another kind of per-sample state.
         """
         for way, option, text in (
             (Direction.FORWARD, "--fw", codecs.forward),
@@ -672,24 +683,24 @@ class TrainOptions:
 
     @property
     def fill_frame_codec(self) -> CodecSpec:
-        """The codec of the activations that fill the pipeline."""
+        """Codec of the activations that fill the pipeline."""
         return parse_codec_spec(self.fill_codec or self.forward_codec, Direction.FORWARD)
 
     @property
     def drain_frame_codec(self) -> CodecSpec:
-        """The codec of the gradients that drain it."""
+        """Codec of the gradients that drain it."""
         return parse_codec_spec(self.drain_codec or self.backward_codec, Direction.BACKWARD)
 
     @property
     def constant_codec(self) -> CodecSpec:
-        """The codec of activations that are the same at every visit."""
+        """Codec of activations that are the same at every visit."""
         return parse_codec_spec(self.frozen_codec, Direction.FORWARD)
 
     def key_frame_codec(self, direction: Direction) -> CodecSpec:
-        """The codec of the frames that begin a buffer.
+        """Return the codec of the frames that begin a buffer.
 
-        The buffer of gradients begins with a gradient by their own codec (EF21, arXiv 2106.05203),
-        that of `+last` beside a codebook, and in a bit a value if later ones take less.
+        The buffer of gradients begins with a gradient by their own codec (EF21, arXiv 2106.05203).
+        That of `+last` begins beside a codebook, with at least a bit a value.
         """
         if direction is Direction.FORWARD:
             return parse_key_spec(self.key_codec)
@@ -702,13 +713,13 @@ class TrainOptions:
 
     @property
     def eval_passes(self) -> tuple[bool, ...]:
-        """How often held-out samples are evaluated, and whether compressed."""
+        """Passes over the held-out samples, each with whether it is compressed."""
         passes = {EvalCompression.OFF: (False,), EvalCompression.ON: (True,)}
         return passes.get(self.eval_compression, (False, True))
 
     @property
     def compressed_eval_codec(self) -> CodecSpec:
-        """The codec of held-out samples' activations, where they are compressed."""
+        """Codec of held-out samples' activations in a compressed pass."""
         codec = self.codec(Direction.FORWARD)
         return self.key_frame_codec(Direction.FORWARD) if codec.is_delta else codec
 
@@ -720,18 +731,18 @@ class TrainOptions:
 
     @property
     def takes_snapshots(self) -> bool:
-        """Whether any are taken."""
+        """Whether the run takes snapshots."""
         has_steps = self.save_strategy is SaveStrategy.STEPS and self.save_steps > 0
         return has_steps or self.save_strategy is SaveStrategy.EPOCH
 
     @property
     def best_metric(self) -> str:
-        """By which evaluations are compared: the loss, or one of the task's metrics."""
+        """Metric that compares evaluations: the loss, or one of the task's metrics."""
         return self.metric_for_best_model.removeprefix(METRIC_PREFIX)
 
     @property
     def lower_is_better(self) -> bool:
-        """Of that metric."""
+        """Whether a lower value of that metric is better."""
         return self.best_metric.endswith("loss")
 
     @property
@@ -751,12 +762,12 @@ class TrainOptions:
 
     @property
     def copies_per_weight(self) -> float:
-        """In a peer's memory, of what trains: the weight, its gradient and what is kept of it."""
+        """Copies in memory of a trained weight: itself, its gradient, and optimizer state."""
         if self.optim is Optim.ADAMW:
             return COPIES_PER_WEIGHT
         if self.optim is Optim.ADAMW_8BIT:
             return 2 + 2 * COPY_IN_8_BITS
-        # Adafactor's columns of a matrix with few rows, as adapters are, count.
+        # Adafactor's columns count for a matrix with few rows, such as an adapter's.
         return 2 + (1 / self.lora_r if self.adapts and self.optim is Optim.ADAFACTOR else 0)
 
     @property
@@ -766,29 +777,29 @@ class TrainOptions:
 
     @property
     def packed_bits(self) -> int:
-        """Of a value of the blocks' linear layers; 0 where they are not packed."""
+        """Bits of a value of the blocks' packed linear layers; 0 if they are not packed."""
         return 8 * self.load_in_8bit or 4 * self.load_in_4bit
 
     @property
     def held_dtype_bytes(self) -> int:
-        """Of a value of what is frozen, and not packed."""
+        """Bytes of a value of frozen weights that are not packed."""
         return 2 if self.base_dtype is BaseDtype.BFLOAT16 else 4
 
     @property
     def frozen_part(self) -> float:
-        """What a frozen linear layer of a block takes, of what it takes in float32."""
+        """Size of a block's frozen linear layer, as a share of its size in float32."""
         if self.packed_bits:
             return (self.packed_bits / 8 + BYTES_PER_FLOAT / PACKED_VALUES) / BYTES_PER_FLOAT
         return self.held_dtype_bytes / BYTES_PER_FLOAT
 
     @property
     def trusted_with_ends(self) -> frozenset[PeerId]:
-        """Peers that may host the first and the last stage; all may if there are none."""
+        """Peers that may host the first and the last stage; empty: all may."""
         return frozenset(map(PeerId, filter(None, self.private_ends.split(","))))
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Ends of the names of linear layers that get adapters; or `ALL_LINEAR` alone."""
+        """Suffixes of names of linear layers with adapters; or `ALL_LINEAR` alone."""
         return tuple(self.target_modules.split(","))
 
     @property
@@ -798,18 +809,18 @@ class TrainOptions:
 
     @property
     def reduction_codec(self) -> CodecSpec:
-        """The codec of the gradients that replicas of a stage sum."""
+        """Codec of the gradients that replicas of a stage sum."""
         return parse_dp_spec(self.dp_codec)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSpec(TrainOptions):
-    """How to train on a text of which the length is known.
+    """Options of training on a text of known length.
 
-    Samples from `num_samples` on are held out: no step trains on them. Where they are evaluated
-    twice, with and without compression, those of the second pass have names of their own. Behind
-    these are the names of shadows: of each sample that trains one, by which it is computed without
-    compression where a run asks for a quality.
+    Samples from `num_samples` on are held out: no step trains on them. With two passes, compressed
+    and not, the samples of the second pass have names of their own. After these come the names of
+    shadows, one for each training sample. A run with a configured quality computes shadows without
+    compression.
     """
 
     num_samples: Annotated[int, Range(1, MAX_SAMPLES)]
@@ -818,7 +829,7 @@ class TrainSpec(TrainOptions):
     end_token_ids: Annotated[
         tuple[Annotated[int, Range(0, MAX_VOCAB_SIZE - 1)], ...], Length(MAX_END_TOKENS)
     ] = ()
-    """Tokens by which samples end texts or turns, and the model's own settings do not."""
+    """Tokens that end texts or turns of samples, beyond those of the model's own settings."""
 
     def __post_init__(self) -> None:
         TrainOptions.__post_init__(self)
@@ -839,11 +850,11 @@ class TrainSpec(TrainOptions):
 
     @staticmethod
     def most_eval_samples(options: TrainOptions, num_samples: int) -> int:
-        """How many samples may be held out beside so many others."""
+        """Return the number of samples that may be held out beside `num_samples` others."""
         num_named = num_samples * (2 if options.quality else 1)
         of_names = (MAX_SAMPLES - num_named) // len(options.eval_passes)
         sent_bytes = options.seq_length * BYTES_PER_TOKEN * len(options.eval_passes)
-        # Shadows go with a plan in the place of others.
+        # Shadows travel with a plan instead of other samples.
         in_plan = MAX_EVAL_SAMPLES - (options.micro_batch_size if options.quality else 0)
         return min(in_plan, of_names, MAX_EVAL_BYTES // sent_bytes)
 
@@ -856,15 +867,16 @@ class TrainSpec(TrainOptions):
         num_steps: int,
         num_eval_samples: int = 0,
     ) -> TrainSpec:
-        """`options`, for a text.
+        """Return `options` for a text.
 
         Args:
-            num_samples: of the text.
-            num_steps: optimizer steps in all.
-            num_eval_samples: that are held out.
+            options: Options that the user chose.
+            num_samples: Training samples of the text.
+            num_steps: Optimizer steps in all.
+            num_eval_samples: Held-out samples.
 
         Raises:
-            BadOption: there are too many of either.
+            BadOption: One of the numbers is too large.
         """
         chosen = {field.name: getattr(options, field.name) for field in fields(TrainOptions)}
         return cls(
@@ -876,26 +888,26 @@ class TrainSpec(TrainOptions):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps that visit every sample once."""
+        """Steps of one epoch."""
         return math.ceil(self.num_samples / self.batch_size)
 
     @property
     def sample_bytes(self) -> int:
-        """Of one sample's tokens."""
+        """Bytes of one sample's tokens."""
         return self.seq_length * BYTES_PER_TOKEN
 
     @property
     def data_bytes(self) -> int:
-        """Of all samples' tokens."""
+        """Bytes of all samples' tokens."""
         return self.num_rows * self.sample_bytes
 
     @property
     def num_rows(self) -> int:
-        """Samples that the run has, held out or not."""
+        """Samples of the run, held out or not."""
         return self.num_samples + self.num_eval_samples
 
     def row_of(self, sample: SampleId) -> int:
-        """Where a sample lies among the rows; second passes and shadows have rows of others."""
+        """Return the row of a sample; second passes and shadows use rows of other names."""
         if self.is_shadow(sample):
             return sample - self.num_names
         is_second = self.num_eval_samples and sample >= self.num_rows
@@ -903,23 +915,23 @@ class TrainSpec(TrainOptions):
 
     @property
     def num_names(self) -> int:
-        """Samples, those that are held out once for each pass over them."""
+        """Names of samples without shadows: held-out samples have one for each pass."""
         return self.num_samples + len(self.eval_passes) * self.num_eval_samples
 
     def is_held_out(self, sample: SampleId) -> bool:
-        """Whether a sample is only evaluated, under this name."""
+        """Whether a sample is only evaluated under this name."""
         return self.num_samples <= sample < self.num_names or self.is_shadow(sample)
 
     def shadow_of(self, sample: SampleId) -> SampleId:
-        """The name under which a sample that trains is computed without compression."""
+        """Return the name of a training sample's shadow."""
         return SampleId(self.num_names + sample)
 
     def is_shadow(self, sample: SampleId) -> bool:
-        """Whether this is such a name."""
+        """Whether a name is that of a shadow."""
         return bool(self.quality) and 0 <= sample - self.num_names < self.num_samples
 
     def pass_of(self, held_out: SampleId) -> int:
-        """In which of `eval_passes` a held-out sample is."""
+        """Return the number of a held-out sample's pass in `eval_passes`."""
         return int(held_out >= self.num_rows)
 
     def is_compressed(self, held_out: SampleId) -> bool:
@@ -929,14 +941,16 @@ class TrainSpec(TrainOptions):
         return self.eval_passes[min(self.pass_of(held_out), len(self.eval_passes) - 1)]
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots, for what is cached
+@dataclass(frozen=True, kw_only=True)  # no slots, because of cached properties
 class RunSpec:
-    """One fine-tuning job. Its digest opens every session, so no peer can disagree silently.
+    """A fine-tuning job; every session begins with its digest, so peers cannot differ silently.
 
     Attributes:
-        version: of the spec's own fields, which journals keep too.
-        inherited_digest: of a run that began with an earlier version: the digest that it had there,
-            which tokens, states, snapshots and buffers name. None: it follows from the fields.
+        model: The model.
+        train: Options of training.
+        version: Version of the spec's own fields, which journals store too.
+        inherited_digest: Digest of a run that began with an earlier version, as tokens, states,
+            snapshots and buffers have it. None: the digest follows from the fields.
     """
 
     model: ModelSpec
@@ -971,7 +985,7 @@ class RunSpec:
             )
 
     def with_codecs(self, codecs: Codecs) -> RunSpec:
-        """See `TrainOptions.with_codecs`; another job's by its digest, so peers do not say it."""
+        """See `TrainOptions.with_codecs`; the result has no inherited digest."""
         return replace(self, train=self.train.with_codecs(codecs), inherited_digest=None)
 
     @cached_property
@@ -979,38 +993,38 @@ class RunSpec:
         """Blocks in which something trains; see `StageModule.train_only` for embeddings and head.
 
         Raises:
-            BadLayers: the model does not have them.
+            BadLayers: The model does not have them.
         """
         return parse_trained(self.train.train_layers, self.model.num_blocks)
 
     @property
     def result_dtype(self) -> Dtype:
-        """What the result's weights are stored in; adapters are float32."""
+        """Dtype of the result's stored weights; adapters are float32."""
         if self.train.gives_adapter:
             return Dtype.FLOAT32
         return self.model.dtype if self.train.dtype is Dtype.AUTO else self.train.dtype
 
     @property
     def keeps_tied(self) -> bool:
-        """Whether head and embeddings are one tensor, in the result too."""
+        """Whether head and embeddings stay one tensor, in the result too."""
         trained, last = self.trained_layers, self.model.num_blocks
         are_frozen = self.train.adapts or (trained.start > 0 and trained.stop < last)
         return self.model.tied_embeddings and (self.train.sync_tied_embeddings or are_frozen)
 
     @property
     def shared_values(self) -> int:
-        """Of weights that train and of which several stages hold copies; see `sharing`."""
+        """Values of trained weights that several stages share; see `sharing`."""
         if self.train.sync_tied_embeddings:
             return self.model.vocab_size * self.model.hidden_size
         return self._shared_trained_bytes // BYTES_PER_FLOAT
 
     def sharing(self, stages: Sequence[T]) -> tuple[T, ...]:
-        """Of a pipeline's stages those that add up their gradients of a weight; two, or none.
+        """Return the stages that add up their gradients of shared weights; at least two, or none.
 
-        Each holds a copy of it, takes the same sum and so keeps the same bits.
+        Each has a copy of the weights, applies the same sum and so keeps the same bits.
 
         Args:
-            stages: all, or whatever stands for each of them, first to last.
+            stages: All stages, or anything that stands for each of them, first to last.
         """
         if not self.shared_values or len(stages) == 1:
             return ()
@@ -1026,59 +1040,60 @@ class RunSpec:
         return self.train.micro_batch_size * (1 + self.gradients_cross(boundary))
 
     def gradients_cross(self, boundary: int) -> bool:
-        """Whether anything below the boundary in front of a block trains, and waits for gradients.
+        """Whether anything below the boundary in front of a block trains, and needs gradients.
 
-        Below one that they do not cross, activations are constants of the samples.
+        Activations at other boundaries are constants of the samples.
         """
         return boundary > self.trained_layers.start
 
     @property
     def keeps_constants(self) -> bool:
-        """Whether what is below all that trains is computed once a sample, and kept above it.
+        """Whether outputs of the frozen prefix are cached per sample.
 
-        Not where a sample is met once; nor with dropout, which makes another value at every visit.
+        They are not if a sample is visited once, or with dropout, which changes the value at every
+        visit.
         """
         is_met_again = self.train.num_steps > self.train.steps_per_epoch
         return is_met_again and self.trained_layers.start > 0 and not self.train.dropout
 
     def is_constant(self, boundary: int) -> bool:
-        """Whether what crosses the boundary in front of a block is sent once a sample."""
+        """Whether activations cross the boundary in front of a block once per sample."""
         return self.keeps_constants and not self.gradients_cross(boundary)
 
     def keeps_input(self, layers: LayerRange) -> bool:
-        """Whether a stage keeps what it is sent: the lowest that trains, if it is not the first."""
+        """Whether a stage caches its input: the lowest one that trains, if it is not the first."""
         has_constants = layers.start > 0 and self.is_constant(layers.start)
         return has_constants and self.gradients_cross(layers.stop)
 
     def entry_of(self, cuts: Iterable[LayerRange]) -> int:
-        """Which stage of a pipeline, cut so, keeps what it is sent, counted from 0; 0 if none."""
+        """Return the number of the stage that caches its input, from 0; 0 if none does."""
         return next((index for index, layers in enumerate(cuts) if self.keeps_input(layers)), 0)
 
     @property
     def num_kept(self) -> int:
-        """Samples that buffers may be of, numbered from 0."""
+        """Number of samples that can have buffers."""
         return self.train.num_names if self.keeps_constants else self.train.num_samples
 
     def work(self, layers: LayerRange) -> float:
-        """What blocks compute of a sample at its first visit, in blocks that train.
+        """Return the computation of a sample's first visit, in units of a block that trains.
 
-        Of those below all that trains it is the forward alone: a third of what a block computes,
-        and half of it where adapters train, which want no gradients of the block's own weights.
+        Blocks below all that trains compute the forward alone: a third of a block's work, or half
+        of it with adapters, which need no gradients of the block's own weights.
         """
         below = max(0, min(layers.stop, self.trained_layers.start) - layers.start)
         return len(layers) - below * (1 / 2 if self.train.adapts else 2 / 3)
 
     def trained_bytes(self, layers: LayerRange) -> int:
-        """Of what trains in blocks, or beside them at every stage, in float32."""
+        """Return the float32 bytes of trained weights in these blocks, or shared by every stage."""
         trained = self.trained_layers
         count = max(0, min(layers.stop, trained.stop) - max(layers.start, trained.start))
         of_block = self.model.adapter_bytes if self.train.adapts else self.model.block_bytes
         return count * of_block + self._shared_trained_bytes
 
     def held_bytes(self, layers: LayerRange) -> float:
-        """Of blocks in a peer's memory: weights, and gradients and optimizer of what trains.
+        """Return the bytes of blocks in memory: weights, and gradients and optimizer if they train.
 
-        What all blocks share is with them, at each stage.
+        Weights that all blocks share count at each stage.
         """
         weights: float = len(layers) * self.model.block_bytes + self.model.shared_bytes
         if self.train.adapts:
@@ -1088,7 +1103,7 @@ class RunSpec:
         return weights + (self.train.copies_per_weight - 1) * self.trained_bytes(layers)
 
     def digest(self) -> bytes:
-        """16 bytes that two equal specs share and two different ones do not."""
+        """Return 16 bytes that are equal for equal specs, and different for different ones."""
         return self._digest if self.inherited_digest is None else self.inherited_digest
 
     @cached_property
@@ -1099,18 +1114,18 @@ class RunSpec:
 
     @cached_property
     def trusted_with_ends(self) -> frozenset[PeerId]:
-        """The peers of `TrainOptions.trusted_with_ends`, which is split once."""
+        """Peers of `TrainOptions.trusted_with_ends`, cached."""
         return self.train.trusted_with_ends
 
 
 def digest_of_fields(fields: Mapping[str, Any]) -> bytes:
-    """Return the digest of a spec whose fields are these, its version among them."""
+    """Return the digest of a spec with these fields, its version among them."""
     text = json.dumps(fields, sort_keys=True, default=lambda value: value.hex())
     return digest_of(text.encode())
 
 
 def _codecs_for(options: TrainOptions) -> dict[str, str]:
-    """Codecs for a share of the perplexity, by field; before anything was measured."""
+    """Return the codecs for a configured quality by field, before any measurement."""
     asked, adapts = options.quality, options.adapts
     step_size = QualityControl.of(asked, adapts=adapts).step_size
     return {
@@ -1121,17 +1136,17 @@ def _codecs_for(options: TrainOptions) -> dict[str, str]:
 
 
 def forward_codec_of(step_size: float) -> str:
-    """The codec of activations with a step of so many times their spread."""
+    """Return the codec of activations with a step of `step_size` times their spread."""
     return f"aqk{step_size:g}"
 
 
 def key_codec_of(step_size: float) -> str:
-    """The codec of first activations beside it: finer, since a change mends little of them."""
+    """Return the codec of first activations: finer, since later changes correct little of them."""
     return f"qk{max(round(FINER_FIRST * step_size, 2), MIN_QUALITY_STEP):g}"
 
 
 def _check_quality(options: TrainOptions) -> None:
-    """Codecs follow from it alone, and nothing but compression is measured."""
+    """Check that --quality alone determines the codecs, and can be measured."""
     usual = {field.name: field.default for field in fields(TrainOptions)}
     follow = {"fill_codec": "", "drain_codec": "", **_codecs_for(options)}
     for name, text in follow.items():
@@ -1153,7 +1168,7 @@ def _check_quality(options: TrainOptions) -> None:
 
 
 def _check_trained(options: TrainOptions) -> None:
-    """What trains is told in one way, and there is something."""
+    """Check that the options choose exactly one way to train."""
     if options.merge and not options.adapts:
         raise BadOption("--merge: expected --adapter lora or dora beside it")
     _check_base(options)
@@ -1168,7 +1183,7 @@ def _check_trained(options: TrainOptions) -> None:
 
 
 def _check_base(options: TrainOptions) -> None:
-    """Frozen weights are held in one way, which their adapters can be beside."""
+    """Check that frozen weights have one dtype, which adapters support."""
     packed = f"--load-in-{options.packed_bits}bit"
     if options.load_in_8bit and options.load_in_4bit:
         raise BadOption("--load-in-4bit: expected it or --load-in-8bit, got both")
@@ -1180,7 +1195,7 @@ def _check_base(options: TrainOptions) -> None:
 
 
 def _check_labels(options: TrainOptions) -> None:
-    """Names of classes are names, each of one class, where there are classes."""
+    """Check that class names are valid and different, and that the task has classes."""
     if not options.label_names:
         return
     names = options.label_names.split(",")
@@ -1194,7 +1209,7 @@ def _check_labels(options: TrainOptions) -> None:
 
 
 def _check_best(options: TrainOptions) -> None:
-    """Whoever decides by evaluations has some, and whoever loads the best has snapshots of them."""
+    """Check that early stopping and the best model have evaluations, and snapshots of these."""
     patience, loads_best = options.early_stopping_patience, options.load_best_model_at_end
     known = ("loss", *(CLASS_METRICS if options.has_classes else ()))
     if options.best_metric not in known:
@@ -1215,7 +1230,7 @@ def _check_best(options: TrainOptions) -> None:
 
 
 def _check_snapshots_of_the_best(options: TrainOptions) -> None:
-    """Snapshots are of weights that are evaluated."""
+    """Check that snapshots are of evaluated weights."""
     of_eval, of_save = options.eval_strategy.name.lower(), options.save_strategy.name.lower()
     if of_eval != of_save:
         raise BadOption(
@@ -1230,7 +1245,7 @@ def _check_snapshots_of_the_best(options: TrainOptions) -> None:
 
 
 def _check_codecs(options: TrainOptions) -> None:
-    """The codecs parse, and those of the same buffers both send changes, or neither does."""
+    """Check that codecs parse, and that those of the same buffers all send changes or none does."""
     parsers: tuple[tuple[str, Callable[[], CodecSpec]], ...] = (
         ("--fw", lambda: options.codec(Direction.FORWARD)),
         ("--bw", lambda: options.codec(Direction.BACKWARD)),

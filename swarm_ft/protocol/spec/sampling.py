@@ -1,4 +1,4 @@
-"""How a token of a text is drawn."""
+"""Options of drawing a text's tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.run_spec import MAX_VOCAB_SIZE
 
 MAX_TEXT_TOKENS = 1 << 15
-"""Of a text with what is added to it; how many a peer has room for, it says."""
+"""Tokens of a text with its continuation; a peer may have room for fewer."""
 
 Temperature = Annotated[float, Range(0.01, 100.0)]
 TopK = Annotated[int, Range(0, MAX_VOCAB_SIZE)]
@@ -19,14 +19,14 @@ Seed = Annotated[int, Range(0, (1 << 63) - 1)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How a token is drawn, as `generate` of transformers draws it.
+    """Options of drawing a token, as in `generate` of transformers.
 
     Attributes:
-        temperature: by which logits are divided.
-        top_k: so many of the likeliest are left; 0 leaves all.
-        top_p: of these, the likeliest that come to this probability.
-        seed: of all draws of a text; each also depends on its place, so that a text that is
-            continued elsewhere goes on as it would have.
+        temperature: Divisor of the logits.
+        top_k: Number of the most likely tokens to draw from; 0: all.
+        top_p: Total probability of the most likely tokens to draw from.
+        seed: Seed of all draws of a text. Each draw also depends on its place, so that a text
+            continues at another peer as it would have at the first.
     """
 
     temperature: Temperature = 1.0

@@ -33,13 +33,13 @@ def parse_size(text: str) -> int:
 
 
 def _readings(number: str) -> tuple[str, str]:
-    """The two sizes that somebody most probably means by a bare number."""
+    """Return the two most probable meanings of a bare number."""
     units = ("B", "MiB") if float(number) >= MIB else ("GiB", "MiB")
     return f"{number}{units[0]}", f"{number}{units[1]}"
 
 
 def size_words(num_bytes: int) -> str:
-    """A size of memory or disk in binary units: `5 GiB`, `1.5 GiB`, `300 MiB`."""
+    """Return a size of memory or disk in binary units: `5 GiB`, `1.5 GiB`, `300 MiB`."""
     for name, unit in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if num_bytes >= unit:
             return f"{_rounded(num_bytes / unit)} {name}"
@@ -47,7 +47,7 @@ def size_words(num_bytes: int) -> str:
 
 
 def traffic_words(num_bytes: int) -> str:
-    """Traffic in decimal units, as networks count it: `50.3 MB`."""
+    """Return traffic in decimal units, as networks count it: `50.3 MB`."""
     for name, unit in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.1f} {name}"
@@ -55,5 +55,5 @@ def traffic_words(num_bytes: int) -> str:
 
 
 def _rounded(number: float) -> str:
-    """The number with one digit behind the point below 100, if that is not 0."""
+    """Return the number, with one digit after the point below 100 if that is not 0."""
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}".removesuffix(".0")

@@ -1,6 +1,6 @@
-"""What a model learns from a sample: which of its words are targets, of what, and how well. Pure.
+"""Tasks: the targets among a sample's words, their kind, and their metrics. Pure.
 
-All that differs from one task to another is said here, and in `stage.heads` for what computes.
+This module, and `stage.heads` for the computing part, hold all differences between tasks.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from swarm_ft.protocol.spec.sample_rows import (
 
 
 class Task(Protocol):
-    """See the module's docstring."""
+    """A task; see the module's docstring."""
 
     @property
     def kind(self) -> TaskKind:
-        """Which it is."""
+        """Kind of the task."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of classes, by their numbers; none where a target is a token."""
+        """Names of classes, by their numbers; empty if a target is a token."""
 
     def num_outputs(self, vocab_size: int) -> int:
-        """What a target is one of, that is, logits of each."""
+        """Return the number of logits of a target."""
 
     def refusal(self, rows: Words, vocab_size: int) -> tuple[int, str] | None:
-        """The first of rows [N, T] that is no sample, and why; None if all are some."""
+        """Return the first of rows [N, T] that is no sample, with the reason; None for none."""
 
     @property
     def num_counts(self) -> int:
-        """Of what `metrics` are made of; they are sums over targets. 0 if there are none."""
+        """Number of counts behind `metrics`, which are sums over targets; 0 without metrics."""
 
     def metrics(self, counts: Sequence[int]) -> Mapping[str, float]:
-        """How well targets were told, by the usual names."""
+        """Return metrics of the predictions by their usual names."""
 
 
 @dataclass(frozen=True, slots=True)
 class CausalLm:
-    """Each token is told by those in front of it."""
+    """Causal language modelling: the tokens before a token predict it."""
 
     @property
     def kind(self) -> TaskKind:
@@ -77,16 +77,17 @@ class CausalLm:
         return 0
 
     def metrics(self, counts: Sequence[int]) -> Mapping[str, float]:
-        """See `Task`: the loss says it all."""
+        """See `Task`: the loss is the only metric."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """Samples have a class, or each of their tokens does.
+    """Classification of samples, or of each of their tokens.
 
     Attributes:
-        kind: one of the two.
+        kind: Kind of the classification.
+        labels: Names of the classes.
     """
 
     kind: TaskKind
@@ -116,46 +117,46 @@ class Classification:
 
     @property
     def num_counts(self) -> int:
-        """See `Task`: for each class the targets that were told rightly, told so, and are so."""
+        """See `Task`: for each class the correct predictions, all predictions, and all targets."""
         return 3 * len(self.labels)
 
     def metrics(self, counts: Sequence[int]) -> Mapping[str, float]:
         """See `Task`: as `evaluate` and scikit-learn define them.
 
-        F1 is that of class 1 of two; of more, the mean over all that are told or there.
+        F1 is that of class 1 of two; of more, the mean over all that are predicted or present.
         """
-        right, told, there = np.array(counts, dtype=np.int64).reshape(3, -1).tolist()
+        right, predicted, actual = np.array(counts, dtype=np.int64).reshape(3, -1).tolist()
         return {
-            "accuracy": sum(right) / max(1, sum(there)),
-            "matthews_correlation": _matthews(right, told, there),
-            "f1": _f1(right, told, there),
+            "accuracy": sum(right) / max(1, sum(actual)),
+            "matthews_correlation": _matthews(right, predicted, actual),
+            "f1": _f1(right, predicted, actual),
         }
 
 
 def task_of(train: TrainOptions) -> Task:
-    """What a run learns, by its options."""
+    """Return the task of a run."""
     if train.task_kind is TaskKind.CAUSAL_LM:
         return CausalLm()
     return Classification(train.task_kind, train.labels)
 
 
 def summed(counts: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Counts of several parts of the targets, as those of all."""
-    there = [one for one in counts if one]
-    return tuple(sum(of_parts) for of_parts in zip(*there, strict=True))
+    """Return the counts of all targets from the counts of parts of them."""
+    parts = [one for one in counts if one]
+    return tuple(sum(of_parts) for of_parts in zip(*parts, strict=True))
 
 
-def _matthews(right: list[int], told: list[int], there: list[int]) -> float:
-    """Gorodkin's R_K (2004), which for two classes is Matthews' coefficient; 0 without spread."""
-    count = sum(there)
-    both = sum(right) * count - sum(a * b for a, b in zip(told, there, strict=True))
-    of_told = count**2 - sum(a**2 for a in told)
-    of_there = count**2 - sum(b**2 for b in there)
-    return both / math.sqrt(of_told * of_there) if of_told and of_there else 0.0
+def _matthews(right: list[int], predicted: list[int], actual: list[int]) -> float:
+    """Return Gorodkin's R_K (2004), Matthews' coefficient for two classes; 0 without spread."""
+    count = sum(actual)
+    both = sum(right) * count - sum(a * b for a, b in zip(predicted, actual, strict=True))
+    of_predicted = count**2 - sum(a**2 for a in predicted)
+    of_actual = count**2 - sum(b**2 for b in actual)
+    return both / math.sqrt(of_predicted * of_actual) if of_predicted and of_actual else 0.0
 
 
-def _f1(right: list[int], told: list[int], there: list[int]) -> float:
-    sums = [a + b for a, b in zip(told, there, strict=True)]
+def _f1(right: list[int], predicted: list[int], actual: list[int]) -> float:
+    sums = [a + b for a, b in zip(predicted, actual, strict=True)]
     scores = [2 * hits / total if total else None for hits, total in zip(right, sums, strict=True)]
     if len(scores) == 2:
         return scores[1] or 0.0

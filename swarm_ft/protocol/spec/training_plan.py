@@ -1,4 +1,4 @@
-"""Which samples a step visits, in which microbatches, at which learning rate. Pure."""
+"""Samples, microbatches and learning rate of each step. Pure."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from swarm_ft.protocol.spec.run_spec import (
 )
 
 NEVER = StepNumber(1 << 62)
-"""Later than every step: of a sample that no step visits any more."""
+"""Step later than every step, for a sample that no step visits any more."""
 
 
-# ---- a permutation of 0..n-1 that is drawn from a salt and stored nowhere
+# ---- a permutation of 0..n-1 that is drawn from a salt and not stored
 #
 # It is a Feistel network (Luby and Rackoff 1988) over pairs (l, r) of numbers below `side`, the
 # root of n or more: a round maps them to (r, l + F(r) mod side), and F is a table of random
-# numbers. What falls past the last element is permuted again until it does not (Black and Rogaway
-# 2002). So any element's place is computed alone, both ways, of integers only: the same on every
+# numbers. A number past the last element is permuted again until it is not (Black and Rogaway
+# 2002). So any element's place is computed alone, both ways, from integers only: the same on every
 # machine.
 
 Numbers = npt.NDArray[np.int64]
@@ -37,9 +37,9 @@ _Pairs = npt.NDArray[np.uint32]
 
 ROUNDS = 6
 MAX_SIZE = 1 << 30
-"""A pair's number is a uint32, and so is a sum of two."""
+"""Largest size: a pair's number is a uint32, and so is a sum of two."""
 _MIN_SIDE = 16
-"""With fewer pairs than 256 some permutations of a few elements come up far too often."""
+"""Least side: with fewer pairs than 256 some permutations come up far too often."""
 _PIECE = 1 << 15
 """Elements at a time: their numbers stay in a processor's cache, and memory is bounded."""
 
@@ -48,8 +48,8 @@ class Permutation:
     """A permutation of `size` elements.
 
     Args:
-        size: from 1 to MAX_SIZE.
-        salt: what it is drawn from.
+        size: Number of elements, from 1 to MAX_SIZE.
+        salt: Bytes that the permutation is drawn from.
     """
 
     def __init__(self, size: int, salt: bytes) -> None:
@@ -61,11 +61,11 @@ class Permutation:
         self._tables = numbers.reshape(ROUNDS, self._side)
 
     def at(self, places: Numbers) -> Numbers:
-        """The elements at these places, int64 [n] each; places lie below `size`."""
+        """Return the elements at these places, int64 [n] each; places lie below `size`."""
         return self._mapped(places, is_inverse=False)
 
     def places_of(self, elements: Numbers) -> Numbers:
-        """The places of these elements: the inverse of `at`."""
+        """Return the places of these elements: the inverse of `at`."""
         return self._mapped(elements, is_inverse=True)
 
     def _mapped(self, numbers: Numbers, *, is_inverse: bool) -> Numbers:
@@ -85,7 +85,7 @@ class Permutation:
         left, right = np.divmod(numbers, side)
         for table in self._tables:
             left += table.take(right)
-            np.minimum(left, left - side, out=left)  # which wraps where it is below 0
+            np.minimum(left, left - side, out=left)  # the difference wraps if it is below 0
             left, right = right, left
         return left * side + right
 
@@ -99,17 +99,17 @@ class Permutation:
         return left * side + right
 
 
-# ---- which samples, when
+# ---- samples of steps
 
 
 @lru_cache(maxsize=4)
 def _order_of(num_samples: int, seed: int, epoch: int) -> Permutation:
-    """The order of a shuffled epoch; as large as the root of the number of samples."""
+    """Return the order of a shuffled epoch, whose tables have the root of the samples' number."""
     return Permutation(num_samples, f"{seed}/{epoch}".encode())
 
 
 def step_samples(spec: TrainSpec, step: StepNumber) -> tuple[SampleId, ...]:
-    """Samples of a step; batches do not cross epochs, so no step visits a sample twice.
+    """Return the samples of a step; batches do not cross epochs, so a step visits none twice.
 
     An epoch visits samples in their order in the file, or in one that is drawn from the seed.
     """
@@ -122,20 +122,20 @@ def step_samples(spec: TrainSpec, step: StepNumber) -> tuple[SampleId, ...]:
 
 
 class VisitOrder:
-    """When samples are visited next. Computed anew for each question; it keeps nothing."""
+    """Next visits of samples, computed anew at each call without state."""
 
     def __init__(self, spec: TrainSpec) -> None:
         self._spec = spec
 
     def next_visit(self, sample: SampleId, after_step: int) -> StepNumber:
-        """The first step after this one that visits the sample, `NEVER` if none does."""
+        """Return the first step after this one that visits the sample, `NEVER` if none does."""
         return StepNumber(int(self.next_visits(np.array([sample]), after_step)[0]))
 
     def next_visits(self, samples: Numbers, after_step: int) -> Numbers:
-        """The same of many samples, int64 [n] each; -1 stands before the first step.
+        """Return the next visits of many samples, int64 [n] each; -1 stands before the first step.
 
-        A held-out sample is visited where it is evaluated, after the last step too; one that the
-        run does not have, never.
+        A held-out sample is visited at evaluations, after the last step too; one that the run does
+        not have, never.
         """
         first = max(0, after_step + 1)
         epoch = first // self._spec.steps_per_epoch
@@ -152,7 +152,7 @@ class VisitOrder:
         return visits
 
     def _steps(self, samples: Numbers, epoch: int) -> Numbers:
-        """The step at which an epoch visits each of these samples."""
+        """Return the step at which an epoch visits each of these samples."""
         spec = self._spec
         places = samples
         if spec.shuffle:
@@ -161,7 +161,7 @@ class VisitOrder:
 
 
 def step_microbatches(spec: TrainSpec, step: StepNumber) -> tuple[Microbatch, ...]:
-    """The step's samples, cut into microbatches; an epoch's last one may be smaller."""
+    """Return the step's samples in microbatches; an epoch's last one may be smaller."""
     samples = step_samples(spec, step)
     size = spec.micro_batch_size
     return tuple(
@@ -170,14 +170,14 @@ def step_microbatches(spec: TrainSpec, step: StepNumber) -> tuple[Microbatch, ..
     )
 
 
-# ---- evaluation: held-out samples pass the stages forward alone, in the time that a step leaves
+# ---- evaluation: held-out samples pass the stages forward alone, in idle time
 
 MAX_EVAL_BATCH = 32
-"""Samples that are evaluated together: a few microbatches of them fit into a boundary's window."""
+"""Samples of an evaluated microbatch, a few of which fit into a boundary's window."""
 
 
 def evaluates_at(spec: TrainSpec, step: StepNumber) -> bool:
-    """Whether the weights after so many steps are evaluated: the first and last in any case."""
+    """Whether the weights after `step` steps are evaluated: the first and last in any case."""
     if spec.eval_strategy is EvalStrategy.NO or not spec.num_eval_samples:
         return False
     every = _steps_between_evaluations(spec)
@@ -185,7 +185,7 @@ def evaluates_at(spec: TrainSpec, step: StepNumber) -> bool:
 
 
 def next_evaluation(spec: TrainSpec, first: int) -> StepNumber:
-    """The first evaluation at or after a step; `NEVER` if there is none."""
+    """Return the first evaluation at or after a step; `NEVER` if there is none."""
     if first > spec.num_steps or not evaluates_at(spec, StepNumber(0)):
         return NEVER
     every = _steps_between_evaluations(spec)
@@ -194,7 +194,7 @@ def next_evaluation(spec: TrainSpec, first: int) -> StepNumber:
 
 
 def num_evaluations(spec: TrainSpec) -> int:
-    """How often held-out samples are evaluated, if all steps are made."""
+    """Return the number of evaluations of the whole run."""
     if not evaluates_at(spec, StepNumber(0)):
         return 0
     every = _steps_between_evaluations(spec)
@@ -203,13 +203,13 @@ def num_evaluations(spec: TrainSpec) -> int:
 
 
 def _steps_between_evaluations(spec: TrainSpec) -> int:
-    """0: before the first step and after the last alone."""
+    """Return the steps between evaluations; 0: only before the first step and after the last."""
     is_epoch = spec.eval_strategy is EvalStrategy.EPOCH
     return spec.steps_per_epoch if is_epoch else spec.eval_steps
 
 
 def saves_at(spec: TrainSpec, step: StepNumber) -> bool:
-    """Whether a snapshot is taken of the weights after so many steps."""
+    """Whether a snapshot is taken of the weights after `step` steps."""
     if not spec.takes_snapshots or not step:
         return False
     is_epoch = spec.save_strategy is SaveStrategy.EPOCH
@@ -217,7 +217,7 @@ def saves_at(spec: TrainSpec, step: StepNumber) -> bool:
 
 
 def evaluation_microbatches(spec: TrainSpec, first: int) -> tuple[Microbatch, ...]:
-    """All held-out samples, pass after pass, as microbatches that are numbered from `first` on."""
+    """Return all held-out samples, pass after pass, in microbatches numbered from `first` on."""
     size = min(spec.micro_batch_size, MAX_EVAL_BATCH)
     groups = [
         range(start, min(start + size, stop))
@@ -233,7 +233,7 @@ def evaluation_microbatches(spec: TrainSpec, first: int) -> tuple[Microbatch, ..
 def shadow_microbatches(
     spec: TrainSpec, samples: Sequence[SampleId], first: int
 ) -> tuple[Microbatch, ...]:
-    """Samples that train, by the names of their shadows, in microbatches numbered from `first`."""
+    """Return training samples by their shadows' names, in microbatches numbered from `first`."""
     size, shadows = min(spec.micro_batch_size, MAX_EVAL_BATCH), [*map(spec.shadow_of, samples)]
     return tuple(
         Microbatch(MicrobatchIndex(first + place), tuple(shadows[start : start + size]))
@@ -242,21 +242,21 @@ def shadow_microbatches(
 
 
 def casts_shadows(spec: TrainSpec, step: StepNumber) -> bool:
-    """Whether a step measures what compression costs."""
+    """Whether a step measures the cost of compression."""
     return spec.quality > 0 and step < spec.num_steps and measures_at(step)
 
 
 def eval_stops(spec: TrainSpec) -> tuple[int, ...]:
-    """Behind the last sample of each pass."""
+    """Return the end of each pass's range of samples."""
     passes = range(1, len(spec.eval_passes) + 1)
     return tuple(spec.num_samples + number * spec.num_eval_samples for number in passes)
 
 
 def learning_rate_at(spec: TrainSpec, step: StepNumber) -> float:
-    """Learning rate of a step, as the schedules of `transformers` with the same names.
+    """Return the learning rate of a step, as the schedules of `transformers` with the same names.
 
-    Warm-up is linear from 0; `linear` then falls to 0 at the last step's end, `cosine`
-    follows half a cosine, `constant` stays.
+    Warm-up is linear from 0; `linear` then falls to 0 at the last step's end, `cosine` follows half
+    a cosine, `constant` stays.
     """
     if step < spec.warmup_steps:
         return spec.learning_rate * step / max(1, spec.warmup_steps)
@@ -270,7 +270,7 @@ def learning_rate_at(spec: TrainSpec, step: StepNumber) -> float:
 
 
 def clip_factor(spec: TrainSpec, grad_norm: float) -> float:
-    """What gradients are multiplied by, as `torch.nn.utils.clip_grad_norm_` computes it."""
+    """Return the factor of gradients, as `torch.nn.utils.clip_grad_norm_` computes it."""
     if spec.clip_grad_norm == 0.0:
         return 1.0
     return min(1.0, spec.clip_grad_norm / (grad_norm + 1e-6))

@@ -1,7 +1,7 @@
-"""The version of what goes over the wire, and what is said where two sides differ in it.
+"""Version of the protocol, and the error for two sides that differ in it.
 
-Every conversation begins with a message that carries the sender's version, in field 15. It is read
-before anything else of the message, since nothing else need mean the same in another version.
+Every stream begins with a message that carries the sender's version, in field 15. The receiver
+reads it before anything else of the message, since all other fields may differ in another version.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from swarm_ft.build import UPDATE, described_version
 from swarm_ft.errors import VersionMismatch
 
 PROTOCOL_VERSION = 11
-"""Rises whenever a message changes, or a RunSpec, which is one; released or not. A test compares:
-`tests/unit/protocol/wire/test_golden_bytes.py`."""
+"""Version of the protocol; it rises at each change of a message or of a RunSpec, released or not.
+
+A test checks that: `tests/unit/protocol/wire/test_golden_bytes.py`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """Metadata of the field that holds a version: who speaks to whom, for the refusal's words."""
+    """Metadata of a version's field: names of sender and receiver, for the error's text."""
 
     sender: str
     receiver: str
@@ -27,11 +29,11 @@ class Spoken:
         """Refuse another version than ours.
 
         Args:
-            version: the sender's; 0 if it said none, as it was before there were any.
-            name: the sender's, if it has one.
+            version: Version of the sender; 0 if it sent none, like the oldest versions.
+            name: Name of the sender, if it has one.
 
         Raises:
-            VersionMismatch: with what to do about it.
+            VersionMismatch: The versions differ; the message names the side to update.
         """
         if version == PROTOCOL_VERSION:
             return
@@ -39,6 +41,6 @@ class Spoken:
         theirs = str(version) if version else "an older one"
         older = sender if version < PROTOCOL_VERSION else f"the {self.receiver}"
         raise VersionMismatch(
-            f"the {self.receiver} (swarm-ft {described_version()}) speaks protocol version "
-            f"{PROTOCOL_VERSION}, {sender} speaks {theirs}: update {older} ({UPDATE})"
+            f"the {self.receiver} (swarm-ft {described_version()}) has protocol version "
+            f"{PROTOCOL_VERSION}, {sender} has {theirs}: update {older} ({UPDATE})"
         )

@@ -1,4 +1,4 @@
-"""Messages to and from protobuf, and to and from bytes. Nothing else knows protobuf."""
+"""Conversion of messages to protobuf and to bytes, and back; no other package knows protobuf."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire.convert import WireType, wire_type
 
 RUN_SPEC: WireType[RunSpec] = wire_type(RunSpec, run_pb2.RunSpec)
-"""As coordinators keep it."""
+"""Wire type of a RunSpec, as coordinators store it."""

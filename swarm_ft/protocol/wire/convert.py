@@ -1,4 +1,4 @@
-"""Values to and from protobuf, by their types: one converter for every message but the hot ones.
+"""Conversion of values to protobuf and back by their types, for every message but the hot ones.
 
 A frozen dataclass or a named tuple travels as a message with fields of the same names:
 
@@ -9,9 +9,9 @@ A frozen dataclass or a named tuple travels as a message with fields of the same
     A | B | C           a message whose oneof has a field for each, of the message of that name
     a class of one field, where the message has a plain field: that field
 
-What others send is checked here, by what the types say: the bounds of `Annotated`, those of names
-and numbers in `IDS`, finite floats, printable texts. A dataclass may refuse what no bound can say
-(`__post_init__`). Whatever is wrong ends in MalformedMessage, and so does nothing else.
+The converter checks received values by their types: the bounds of `Annotated`, those of names and
+numbers in `IDS`, finite floats, printable texts. A dataclass may refuse what no bound can express
+(`__post_init__`). Every fault, and nothing else, ends in MalformedMessage.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ IDS: Mapping[object, Bound] = {
     StepNumber: Range(0, MAX_STEPS),
     MicrobatchIndex: Range(0, MAX_MICROBATCHES - 1),
 }
-"""What names and numbers may be, wherever they stand. A block in a message is a boundary."""
+"""Bounds of names and numbers, wherever they occur; a block in a message is a boundary."""
 DEFAULTS: Mapping[object, Bound] = {float: Range(-math.inf), str: Line()}
-"""What values may be of whose type nothing else is said."""
+"""Bounds of values whose type declares none."""
 MAX_REFUSAL_CHARS = 500
 MAX_FLOAT = sys.float_info.max
 
@@ -68,13 +68,13 @@ Convert = Callable[[Any], Any]
 
 
 class WireType(Generic[T]):
-    """How values of one type travel: as which message, and as which bytes.
+    """Wire type of values: their protobuf message and their bytes.
 
     Args:
-        kind: their type, perhaps a union.
-        message: the protobuf class.
-        to_wire: makes one of a value.
-        from_wire: makes a value of one, or raises MalformedMessage.
+        kind: Type of the values, perhaps a union.
+        message: The protobuf class.
+        to_wire: Converts a value to a message.
+        from_wire: Converts a message to a value, or raises MalformedMessage.
     """
 
     def __init__(
@@ -87,33 +87,34 @@ class WireType(Generic[T]):
 
     @property
     def name(self) -> str:
-        """The message's, for people."""
+        """Name of the message, for people."""
         return str(self.message.DESCRIPTOR.name)
 
     def to_wire(self, value: T) -> Message:
-        """A value of our own as a message."""
+        """Return a value of our own as a message."""
         message: Message = self._to_wire(value)
         return message
 
     def from_wire(self, message: Message) -> T:
-        """What came as a value.
+        """Return a received message as a value.
 
         Raises:
-            MalformedMessage: which field it is, what was expected, what came.
-            VersionMismatch: the sender speaks another version.
+            MalformedMessage: A field is wrong; the text names the field, the expected value and the
+                received one.
+            VersionMismatch: The sender has another version.
         """
         value: T = self._from_wire(message)
         return value
 
     def to_bytes(self, value: T) -> bytes:
-        """A value of our own as bytes."""
+        """Return a value of our own as bytes."""
         return self.to_wire(value).SerializeToString()
 
     def from_bytes(self, data: bytes) -> T:
-        """What came as a value.
+        """Return received bytes as a value.
 
         Raises:
-            MalformedMessage, VersionMismatch: see `from_wire`.
+            MalformedMessage, VersionMismatch: See `from_wire`.
         """
         try:
             message = self.message.FromString(data)
@@ -123,25 +124,25 @@ class WireType(Generic[T]):
 
 
 def wire_type(hint: object, message: type[Message]) -> WireType[Any]:
-    """The `WireType` of a dataclass, or of a union of dataclasses.
+    """Return the `WireType` of a dataclass, or of a union of dataclasses.
 
     Raises:
-        TypeError: the type and the message have different fields.
+        TypeError: The type and the message have different fields.
     """
     kinds = _kinds_of(hint)
     descriptor: Any = message.DESCRIPTOR
     plan = _record(kinds[0], descriptor) if len(kinds) == 1 else _union(kinds, descriptor)
 
-    def from_wire(came: Message) -> Any:  # noqa: ANN401 - a value of that type
+    def from_wire(received: Message) -> Any:  # noqa: ANN401 - a value of that type
         try:
-            return plan.from_wire(came)
+            return plan.from_wire(received)
         except _Refused as refused:
             raise MalformedMessage(refused.in_words(descriptor.name)) from None
 
     return WireType(hint, message, plan.to_wire, from_wire)
 
 
-# ---- plans: what to do with a value, found out once
+# ---- plans: conversions of values, built once
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +152,19 @@ class _Plan:
 
 
 class _Refused(Exception):
-    """Something that came will not do; its way is noted from the inside out."""
+    """A received value is wrong; its path is collected from the inside out."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__(words)
-        self._words = words
-        self._way: list[str] = []
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self._reason = reason
+        self._path: list[str] = []
 
     def inside(self, name: str) -> _Refused:
-        self._way.append(name)
+        self._path.append(name)
         return self
 
     def in_words(self, message: str) -> str:
-        return f"{'.'.join([message, *reversed(self._way)])}: {self._words}"[:MAX_REFUSAL_CHARS]
+        return f"{'.'.join([message, *reversed(self._path)])}: {self._reason}"[:MAX_REFUSAL_CHARS]
 
 
 def _same(value: Any) -> Any:  # noqa: ANN401
@@ -175,7 +176,7 @@ _AS_IT_IS = _Plan(_same, _same)
 
 @functools.cache
 def _record(kind: type, descriptor: Descriptor) -> _Plan:
-    """Of a dataclass or a named tuple whose message has fields of the same names."""
+    """Return the plan of a dataclass or a named tuple whose message has the same fields."""
     hints, by_name = field_hints(kind), descriptor.fields_by_name
     names = _names_of(kind)
     if set(names) != set(by_name):
@@ -216,7 +217,7 @@ def _made(kind: type, values: dict[str, Any]) -> object:
 
 
 def _union(kinds: Iterable[type], descriptor: Descriptor) -> _Plan:
-    """Of one of several dataclasses; the message says in a oneof which one it is."""
+    """Return the plan of one of several dataclasses; the message's oneof names which one."""
     (oneof,) = descriptor.oneofs
     inner = {field.name: _message_of(field) for field in oneof.fields}
     by_name = {kind.__name__: kind for kind in kinds}
@@ -269,7 +270,7 @@ def _collection(kind: object, field: FieldDescriptor) -> _Plan:
 
 
 def _many(hint: object, entry: _Plan, made: Callable[[Iterable[Any]], Any]) -> Convert:
-    """Many values at once; those of whole numbers, which may be thousands, without a call each."""
+    """Return the conversion of many values; whole numbers, perhaps thousands, need no call each."""
     bounds = _bounds_of(hint)
     if entry.from_wire is _same:
         return made
@@ -327,7 +328,7 @@ def _single(hint: object, field: FieldDescriptor) -> _Plan:
 
 
 def _wrapper(kind: type, field: FieldDescriptor) -> _Plan:
-    """Of a class around one value, which travels as this value."""
+    """Return the plan of a class around one value, which travels as this value."""
     (name,) = _names_of(kind)
     inside = _field(field_hints(kind)[name], field)
     return _Plan(
@@ -350,7 +351,7 @@ def _enum(kind: type[IntEnum]) -> Convert:
 
 
 def _checking(bounds: tuple[Bound, ...]) -> Convert:
-    """Returns what it is given, if it is within all bounds."""
+    """Return a function that returns its argument, if it is within all bounds."""
     if not bounds:
         return _same
     if len(bounds) == 1 and isinstance(bounds[0], Range):
@@ -358,9 +359,9 @@ def _checking(bounds: tuple[Bound, ...]) -> Convert:
 
     def check(value: Any) -> Any:  # noqa: ANN401
         for bound in bounds:
-            words = bound.refusal(value)
-            if words is not None:
-                raise _Refused(words)
+            text = bound.refusal(value)
+            if text is not None:
+                raise _Refused(text)
         return value
 
     return check
@@ -377,23 +378,23 @@ def _in_range(bound: Range) -> Convert:
     return check
 
 
-# ---- what types say
+# ---- facts from types
 
 
 def _bare(hint: Any) -> Any:  # noqa: ANN401 - types are of many types
-    """A type without its metadata, and what a `NewType` is made of."""
+    """Return a type without its metadata, and the base of a `NewType`."""
     while metadata(hint) or hasattr(hint, "__supertype__"):
         hint = get_args(hint)[0] if metadata(hint) else hint.__supertype__
     return hint
 
 
 def _bounds_of(hint: object) -> tuple[Bound, ...]:
-    """What a type says of its values; else what holds for its ids, or for all like it."""
-    said = metadata(hint)
-    bounds = tuple(one for one in said if isinstance(one, Bound))
-    if bounds or any(isinstance(one, Cleaned) for one in said):
+    """Return the bounds that a type declares; otherwise those of its ids, or of all like it."""
+    notes = metadata(hint)
+    bounds = tuple(one for one in notes if isinstance(one, Bound))
+    if bounds or any(isinstance(one, Cleaned) for one in notes):
         return bounds
-    kind = get_args(hint)[0] if said else hint
+    kind = get_args(hint)[0] if notes else hint
     implied = IDS.get(kind) or DEFAULTS.get(kind)
     return (implied,) if implied is not None else ()
 
@@ -405,14 +406,14 @@ def _message_of(field: FieldDescriptor) -> Descriptor:
 
 
 def _names_of(kind: type) -> list[str]:
-    """The fields of a dataclass or a named tuple; none of other types."""
+    """Return the fields of a dataclass or a named tuple; empty for other types."""
     if is_dataclass(kind):
         return [field.name for field in fields(kind)]
     return list(getattr(kind, "_fields", ()))
 
 
 def _kinds_of(hint: object) -> list[Any]:
-    """The types of a union, None left out; else the one type itself."""
+    """Return the types of a union without None, or the one type itself."""
     if get_origin(hint) in (typing.Union, UnionType):
         return [kind for kind in get_args(hint) if kind is not NoneType]
     return [hint]

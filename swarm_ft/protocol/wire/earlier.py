@@ -1,8 +1,8 @@
-"""RunSpecs and messages that journals and recordings of earlier versions hold, in today's fields.
+"""RunSpecs and messages in journals and recordings of earlier versions, in today's fields.
 
-A field that a version lacked means what that version did. The digest of a run stays the one that
-it began with: tokens, states, snapshots and buffers name it. Some fields were added without
-another version, so the bytes alone leave several digests possible; tokens prove which it was.
+A field that a version lacked has the meaning of that version. The digest of a run stays the one
+that it began with: tokens, states, snapshots and buffers contain it. Some fields were added without
+a new version, so several digests are possible for the same bytes; tokens prove the right one.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from swarm_ft.protocol.wire.convert import WireType
 T = TypeVar("T")
 
 OLDEST = 8
-"""The oldest version that can be read."""
+"""Oldest version that can be read."""
 _MEANINGS: dict[str, Any] = {"drain_microbatches": 1}
-"""Fields of TrainSpec for which zero is not what their absence means."""
+"""Fields of TrainSpec whose absence does not mean zero."""
 _FORMS = (
     (9, ()),
     (9, ("train.end_token_ids",)),
@@ -46,28 +46,28 @@ MAX_SHOWN_CHARS = 200
 
 
 def is_earlier(data: bytes) -> bool:
-    """Whether these are the bytes of a spec of an earlier version that can be read.
+    """Whether these are the bytes of a readable spec of an earlier version.
 
     Raises:
-        MalformedMessage: they are of no spec.
+        MalformedMessage: The bytes are no spec.
     """
     return bool(OLDEST <= _parsed(data).version < VERSION)
 
 
 def any_spec(data: bytes) -> RunSpec:
-    """Return the spec of bytes of any version, with the newest digest that it may have.
+    """Return the spec of bytes of any version, with its newest possible digest.
 
     Raises:
-        MalformedMessage: they are of no spec, or of a version that cannot be read.
+        MalformedMessage: The bytes are no spec, or of a version that cannot be read.
     """
     return next(upgraded_specs(data)) if is_earlier(data) else RUN_SPEC.from_bytes(data)
 
 
 def upgraded_specs(data: bytes) -> Iterator[RunSpec]:
-    """Yield the spec of an earlier version's bytes, once with each digest that it may have.
+    """Yield the spec of an earlier version's bytes, once with each possible digest.
 
     Raises:
-        MalformedMessage: a field cannot be understood.
+        MalformedMessage: A field cannot be read.
     """
     message = _parsed(data)
     version, message.version = message.version, VERSION
@@ -80,10 +80,10 @@ def upgraded_specs(data: bytes) -> Iterator[RunSpec]:
 
 
 def any_message(wire: WireType[T], data: bytes) -> T:
-    """Return a message that was received, and checked, by an earlier version.
+    """Return a message that an earlier version received and checked.
 
     Raises:
-        MalformedMessage: it cannot be understood.
+        MalformedMessage: It cannot be read.
     """
     try:
         message = wire.message.FromString(data)
@@ -96,11 +96,11 @@ def any_message(wire: WireType[T], data: bytes) -> T:
 
 
 def salvaged_spec(data: bytes, num_steps: int) -> RunSpec:
-    """Return a spec that stands for one that cannot be read: its model's name, and its steps.
+    """Return a substitute for an unreadable spec, with its model's name and its steps.
 
     Args:
-        data: the bytes, of anything.
-        num_steps: that the run has, at least.
+        data: Bytes of anything.
+        num_steps: Steps of the run, at least.
     """
     try:
         message = _parsed(data)
@@ -123,7 +123,7 @@ def salvaged_spec(data: bytes, num_steps: int) -> RunSpec:
     return RunSpec(model=model, train=TrainSpec(num_samples=1, num_steps=steps))
 
 
-def _parsed(data: bytes) -> Any:  # noqa: ANN401 - a message, whose fields the proto declares
+def _parsed(data: bytes) -> Any:  # noqa: ANN401 - a message with the proto's fields
     try:
         return run_pb2.RunSpec.FromString(data)
     except DecodeError:

@@ -1,8 +1,8 @@
-"""What two peers say to each other, to and from protobuf: there are thousands of messages a step.
+"""Conversion of messages between two peers, of which there are thousands a step.
 
-Frames and acknowledgements over a boundary, pieces of gradients among members. Checked here:
-presence, ranges, sizes of digests and lists. Whether a frame or a piece fits the run (its shape,
-its codec, its turn) is for those who know the run.
+These are frames and acknowledgements over a boundary, and pieces of gradients among members. The
+module checks presence, ranges, and sizes of digests and lists. Code that knows the run checks
+whether a frame or a piece fits it: its shape, its codec, its turn.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.wire.convert import WireType, wire_type
 
 GRPC_PREFIX_BYTES = 5
-"""gRPC puts a flag and a length in front of every message; part of a frame's cost."""
+"""Bytes of gRPC's flag and length in front of every message, part of a frame's cost."""
 
 _PLAIN: Mapping[str, WireType[Any]] = {
     "hello": wire_type(LinkHello, link_pb2.LinkHello),
@@ -49,12 +49,12 @@ _PLAIN: Mapping[str, WireType[Any]] = {
     "ping": wire_type(LinkPing, link_pb2.LinkPing),
     "pong": wire_type(LinkPong, link_pb2.LinkPong),
 }
-"""What is rare enough to be turned by its types, by the names of the body's fields."""
+"""Rare messages, which the generic converter handles, by the names of the body's fields."""
 _PLAIN_NAMES = {wire.kind: name for name, wire in _PLAIN.items()}
 
 
 def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
-    """What goes over a link, as protobuf."""
+    """Return a link's message as protobuf."""
     match message:
         case Frame():
             frame = _frame_to_wire(message, message.tensor.to_bytes())
@@ -81,11 +81,11 @@ def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
 
 
 def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
-    """What came over a link, from protobuf.
+    """Return a link's message from protobuf.
 
     Raises:
-        MalformedMessage: any field is out of its bounds.
-        VersionMismatch: it is a hello in another version.
+        MalformedMessage: A field is out of its bounds.
+        VersionMismatch: It is a hello in another version.
     """
     match message.WhichOneof("body"):
         case "frame":
@@ -103,13 +103,13 @@ def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
         case "basis":
             return SharedBasis(message.basis.basis, message.basis.rest_bytes)
         case None:
-            raise MalformedMessage("message over a link: expected a body, got none we know")
+            raise MalformedMessage("message over a link: expected a known body, got none")
         case name:
             plain: LinkMessage = _PLAIN[name].from_wire(getattr(message, name))
             return plain
 
 
-# ---- over a boundary
+# ---- messages over a boundary
 
 
 def _frame_to_wire(frame: Frame, tensor: bytes) -> boundary_pb2.Frame:
@@ -158,7 +158,7 @@ def _key_from_wire(key: boundary_pb2.FrameKey) -> FrameKey:
     )
 
 
-# ---- of sums
+# ---- messages of sums
 
 
 def _piece_to_wire(piece: GradientPiece, tensor: bytes) -> reduce_pb2.GradientPiece:
@@ -185,17 +185,17 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
     )
 
 
-# ---- what is counted as traffic, without a second copy of the payload
+# ---- traffic of messages, without a second copy of the payload
 
 
 def wire_bytes(message: Frame | GradientPiece | SharedBasis) -> int:
-    """Bytes that it takes on the stream, all headers of message and gRPC included."""
+    """Return the bytes of a message on the stream, with all headers of message and gRPC."""
     rest, num_bytes = _all_but_its_bytes(message)
     return _field_bytes(rest.ByteSize() + _field_bytes(num_bytes)) + GRPC_PREFIX_BYTES
 
 
 def _all_but_its_bytes(message: Frame | GradientPiece | SharedBasis) -> tuple[Message, int]:
-    """The message without its one large field, and how many bytes that has."""
+    """Return the message without its one large field, and that field's bytes."""
     if isinstance(message, SharedBasis):
         return boundary_pb2.SharedBasis(rest_bytes=message.rest_bytes), len(message.basis)
     rest: Message
@@ -207,7 +207,7 @@ def _all_but_its_bytes(message: Frame | GradientPiece | SharedBasis) -> tuple[Me
 
 
 def _field_bytes(num_bytes: int) -> int:
-    """Of a field of so many bytes: its tag, its length in groups of 7 bits, and the bytes."""
+    """Return the bytes of a field: its tag, its length in groups of 7 bits, and its content."""
     return 1 + max(1, -(-num_bytes.bit_length() // 7)) + num_bytes
 
 

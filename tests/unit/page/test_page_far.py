@@ -149,9 +149,7 @@ async def test_an_address_may_try_a_few_tokens_a_minute(
         assert await tries(here(found)) == 429, "the right one told what is right"
         token = json.dumps({"token": "wrong"})
         async with session.post(f"https://127.0.0.1:{port_of(found)}/session", data=token) as got:
-            assert await got.text() == (
-                "one machine has 5 tries a minute; try again in 12 s\n"
-            )
+            assert await got.text() == ("one machine has 5 tries a minute; try again in 12 s\n")
         assert "127.0.0.1 tried a used or wrong address of the page" in caplog.text
         clock.advance(1 / TRIES_PER_S)
         assert await tries(here(found)) == 200

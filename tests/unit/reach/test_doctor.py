@@ -219,7 +219,12 @@ AT_HOME = Standing(seen="192.0.2.7", own="10.0.0.2", port=7001, is_open=False, v
         (replace(AT_HOME, varies=None), Verdict.OK, Cause.ROUTER, "punched"),
         (replace(AT_HOME, is_open=True, varies=True), Verdict.OK, Cause.NONE, "direct"),
         (replace(AT_HOME, is_open=True, has_relay=False), Verdict.OK, Cause.NONE, "direct"),
-        (replace(AT_HOME, varies=True), Verdict.NOTE, Cause.SYMMETRIC_ROUTER, "through a relay; it dials"),
+        (
+            replace(AT_HOME, varies=True),
+            Verdict.NOTE,
+            Cause.SYMMETRIC_ROUTER,
+            "through a relay; it dials",
+        ),
         (
             replace(AT_HOME, varies=True, has_relay=True),
             Verdict.NOTE,

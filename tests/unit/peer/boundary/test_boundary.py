@@ -483,7 +483,7 @@ async def test_a_second_hello_costs_the_stream(
     async with at_work(down, up) as site:
         hand = await site.call()
         await hand.say(site.hello)
-        with pytest.raises(OutOfTurn, match="caller said hello twice"):
+        with pytest.raises(OutOfTurn, match="caller sent its hello twice"):
             await hand.fails()
         await assert_unharmed(up, down, transport, site)
 

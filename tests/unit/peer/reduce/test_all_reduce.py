@@ -796,7 +796,7 @@ async def test_a_bad_piece_costs_its_stream_and_harms_nothing(
 
 async def test_a_second_hello_costs_the_stream(site: Site) -> None:
     hand = await site.call()
-    with pytest.raises(OutOfTurn, match="a said hello twice"):
+    with pytest.raises(OutOfTurn, match="a sent its hello twice"):
         await hand.fails(site.hello)
     await site.assert_unharmed(step=0)
 

@@ -55,7 +55,9 @@ def test_a_clock_that_goes_back_gives_nothing() -> None:
 def test_a_refusal_tells_the_rate_and_the_time_to_wait() -> None:
     rate: Rate[str] = Rate(per_s=4.0, burst=1)
     rate.check("a", 0.0, "peer a joins")
-    words = r"peer a joins too often: 1 at once and 4 a second are taken; try again in 0\.25 s"
+    words = (
+        r"peer a joins too often: expected at most 1 at once and 4 a second; try again in 0\.25 s"
+    )
     with pytest.raises(Busy, match=words):
         rate.check("a", 0.0, "peer a joins")
 

@@ -59,7 +59,7 @@ def test_a_tensor_takes_twelve_bytes_beside_its_payload() -> None:
     [
         (Ack(KEY), "frame_ack.direction", 3, "direction: expected 1 to 2, got 3"),
         (KeyFrameRequest(KEY, ""), "key_frame_request.key", None, "direction"),
-        (DELTA, "frame", None, "expected a body"),
+        (DELTA, "frame", None, "expected a known body"),
         (DELTA, "frame.key", None, "direction"),
         (DELTA, "frame.kind", 0, "frame kind: expected 1 to 3, got 0"),
         (DELTA, "frame.kind", 9, "frame kind: expected 1 to 3, got 9"),
@@ -93,7 +93,7 @@ def test_a_tensor_takes_twelve_bytes_beside_its_payload() -> None:
         (KEY_FRAME, "frame.result_digest", b"", "result digest: expected 16 bytes, got 0"),
         (DIRECT, "frame.base_digest", b"b" * 16, "DIRECT frame: has a digest"),
         (DIRECT, "frame.result_digest", b"r" * 16, "DIRECT frame: has a digest"),
-        (PIECE, "piece", None, "expected a body"),
+        (PIECE, "piece", None, "expected a known body"),
         (PIECE, "piece.key", None, "phase of an all-reduce: expected 1 to 2, got 0"),
         (PIECE, "piece.key.phase", 3, "phase of an all-reduce: expected 1 to 2, got 3"),
         (PIECE, "piece.key.scope", 3, "scope of an all-reduce: expected 1 to 2, got 3"),

@@ -233,15 +233,15 @@ def test_a_message_without_a_body_is_refused(wire: WireType[Any]) -> None:
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        (0, "peer alice speaks an older one: update peer alice (pip install -U swarm-ft, or"),
-        (PROTOCOL_VERSION - 1, f"peer alice speaks {PROTOCOL_VERSION - 1}: update peer alice"),
-        (PROTOCOL_VERSION + 1, f"alice speaks {PROTOCOL_VERSION + 1}: update the coordinator"),
+        (0, "peer alice has an older one: update peer alice (pip install -U swarm-ft, or"),
+        (PROTOCOL_VERSION - 1, f"peer alice has {PROTOCOL_VERSION - 1}: update peer alice"),
+        (PROTOCOL_VERSION + 1, f"alice has {PROTOCOL_VERSION + 1}: update the coordinator"),
     ],
 )
 def test_another_version_is_told_with_who_is_to_be_updated(version: int, words: str) -> None:
     with pytest.raises(VersionMismatch) as caught:
         Spoken("peer", "coordinator").check(version, "alice")
-    us = f"the coordinator (swarm-ft {described_version()}) speaks protocol version "
+    us = f"the coordinator (swarm-ft {described_version()}) has protocol version "
     assert caught.value.message.startswith(f"{us}{PROTOCOL_VERSION}, ")
     assert words in caught.value.message
 
