@@ -55,7 +55,7 @@ FRAME_BYTES = 64
 """Bytes of a frame around its payload: numbers and lengths, HTTP/2, TLS."""
 IN_IDLE_TIME = 0.5
 """Largest share of evaluation time that fits into stages' idle time, as seen on shared machines."""
-BESIDE_SPREAD = 0.25
+BESIDE_SPREAD = 0.15
 """Relative uncertainty of the slowdown by other runs on the same peers (log scale)."""
 LOAD_SPREAD = 0.25
 """Relative uncertainty of the slowdown by other programs on the peers' machines (log scale)."""

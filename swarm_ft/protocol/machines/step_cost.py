@@ -43,16 +43,16 @@ class Factors(NamedTuple):
 
 
 PRIOR = Factors(
-    block_s=0.0035, message_s=0.0035, step_s=0.04, update_s=3e-9, compute=1.2, link=1.15, load=1.0
+    block_s=0.0025, message_s=0.005, step_s=0.005, update_s=3e-9, compute=1.1, link=1.15, load=1.0
 )
-"""Factors before the first measured run: a laptop's processor, by `benchmarks/forecasts.py`."""
+"""Factors before the first measured run: those of two quiet cores, by `benchmarks/forecasts.py`."""
 PRIOR_SPREAD = Factors(
-    block_s=0.5, message_s=0.5, step_s=0.5, update_s=0.5, compute=0.35, link=0.15, load=0.35
+    block_s=0.3, message_s=0.3, step_s=0.4, update_s=0.4, compute=0.3, link=0.1, load=0.25
 )
 """Standard deviations of the factors' logarithms."""
-DRIFT = 0.1
+DRIFT = 0.06
 """Standard deviation of the change of the load's logarithm, from one run to the next."""
-NOISE = 0.09
+NOISE = 0.12
 """Relative standard deviation of a step's seconds by effects outside the model."""
 FEW_STEPS_NOISE = 0.35
 """Relative standard deviation of one step's seconds; the mean of more varies less."""
@@ -60,7 +60,7 @@ COMPUTE_NOISE = 0.3
 """Relative standard deviation of peers' reported computing time."""
 DISTANCE = 1.645
 """Standard deviations on either side of a range with 90 % probability."""
-PRIOR_SURPRISES = 3.0
+PRIOR_SURPRISES = 8.0
 """Weight of the expected noise, in measurements, against that of the measured runs."""
 MAX_SURPRISE = 9.0
 """Largest surprise that one measurement counts with, since an outlier is no rule."""
