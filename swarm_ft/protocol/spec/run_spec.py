@@ -580,9 +580,9 @@ class TrainOptions:
         str,
         NameList(MAX_PRIVATE_ENDS),
         Option(
-            "Peers, as `swarm-ft status --verbose` names them, that alone may host the first and "
+            "Peers, by the ids in `swarm-ft status --verbose`, that alone may host the first and "
             "the last stage, which see text and labels.",
-            metavar="NAME,NAME,...",
+            metavar="ID,ID,...",
             default="any",
         ),
     ] = ""
@@ -590,9 +590,9 @@ class TrainOptions:
         str,
         NameList(MAX_READERS),
         Option(
-            "Clients, as `swarm-ft keys list` names them, that may watch the run and fetch its "
+            "Clients, by the ids in `swarm-ft keys list`, that may watch the run and fetch its "
             "result as well.",
-            metavar="NAME,NAME,...",
+            metavar="ID,ID,...",
             default="nobody",
         ),
     ] = ""
