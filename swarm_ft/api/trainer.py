@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from swarm_ft.api.arguments import METRICS, TRAINER, Honoured
 from swarm_ft.api.client_calls import train_async
@@ -28,6 +28,9 @@ from swarm_ft.errors import BadOption, OutOfTurn
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RunEvent
 from swarm_ft.protocol.spec.options import build, by_names, nearest
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 logger = get_logger(__name__)
 
@@ -200,7 +203,8 @@ class SwarmTrainer:
 
     Args:
         model: a directory, a hub id, or a model of transformers, which a swarm here alone takes.
-        args: how to train; see `SwarmConfig`.
+        args: how to train; see `SwarmConfig`. A TrainingArguments of transformers or an SFTConfig
+            of TRL is translated by the same table: with that library's defaults.
         train_dataset: a path, a hub id, a `datasets.Dataset`, or rows or texts.
         eval_dataset: held-out data, so too.
         peft_config: a `LoraConfig` of peft; without one all weights are trained.
@@ -223,7 +227,7 @@ class SwarmTrainer:
     def __init__(
         self,
         model: Any,
-        args: SwarmConfig | None = None,
+        args: SwarmConfig | TrainingArguments | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         peft_config: Any = None,
@@ -454,9 +458,14 @@ def _checked(args: object) -> SwarmConfig:
         return SwarmConfig()
     if isinstance(args, SwarmConfig):
         return args
-    kind = type(args).__name__
-    hint = "; SwarmConfig(**args.to_dict()) takes it" if hasattr(args, "to_dict") else ""
-    raise BadOption(f"args: expected a SwarmConfig, which has the same names, got {kind}{hint}")
+    kinds = [kind.__name__ for kind in type(args).__mro__]
+    if "TrainingArguments" in kinds:  # of transformers, which this does not import
+        given: Any = args
+        return SwarmConfig(**given.to_dict())
+    raise BadOption(
+        "args: expected a SwarmConfig, a TrainingArguments of transformers or an SFTConfig of TRL, "
+        f"got {kinds[0]}"
+    )
 
 
 def _check_model(model: Any, tokenizer: Any, *, is_remote: bool) -> None:

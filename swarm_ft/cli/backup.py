@@ -43,6 +43,12 @@ def backup(folder: Path, journal: str, as_json: bool) -> None:
         }
         click.echo(json.dumps(fields))
         return
-    keys = "" if made.num_members is None else f", keys and {made.num_members} members"
-    click.echo(f"copied {made.num_runs} runs{keys}, {size_words(made.total_bytes)}, to {folder}")
+    members = made.num_members
+    keys = "" if members is None else f", keys and {_count(members, 'member')}"
+    runs, size = _count(made.num_runs, "run"), size_words(made.total_bytes)
+    click.echo(f"copied {runs}{keys}, {size}, to {folder}")
     click.echo(f"to start from the copy: swarm-ft coordinator --journal {made.journal}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -89,5 +89,5 @@ class MemberNames:
         self._holders.setdefault(skeleton_of(self._plain(member_id)), set()).add(member_id)
 
 
-NO_NAMES = MemberNames()
+NO_NAMES: MemberNames = MemberNames()
 """The names of a swarm without keys: every name is a peer id."""

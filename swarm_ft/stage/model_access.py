@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-UNAVAILABLE = "the model is not available at this peer"
+UNAVAILABLE = (
+    "the model is not available at this peer: expected a directory below one of its --models, or "
+    "a public hub id for which it has room (--model-disk); the peer's log has the reason"
+)
 NOT_ALLOWED = "this peer does not allow this model"
 TELLABLE = (
     BadLayers,

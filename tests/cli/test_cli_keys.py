@@ -2,12 +2,17 @@
 
 import json
 import os
+import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from swarm_ft.api.swarm_keys import opened
 from swarm_ft.client.sample import SampleInput
+from swarm_ft.identity.keys import name_of, new_key
+from swarm_ft.identity.roles import Caller, Role
+from swarm_ft.protocol.spec.member_name import default_name
 from tests.cli.conftest import RunHere, Shell
 
 FOLDER = "swarm-ft-coordinator.db.keys"
@@ -90,6 +95,59 @@ def test_the_invitation_for_all_is_there_where_all_are_let_in(
     assert (record["uses_left"], record["expires"]) == (None, None)
 
 
+def test_members_are_listed_and_revoked_by_names_that_people_can_say(
+    run_here: RunHere, here: Path
+) -> None:
+    run_here("init")
+    assert run_here("invite", "--address", "h:1", "--note", "Anna's").code == 2
+    told = json.loads(run_here("invite", "--address", "h:1", "--note", "Anna", "--json").out)
+    assert told["note"] == "Anna"
+    keys = [new_key().public_key() for _ in range(3)]
+    now = datetime.now(UTC)
+    with opened("swarm-ft-coordinator.db") as (authority, registry):
+        until = now + timedelta(days=1)
+        made = registry.invite(authority.fingerprint, ("h:1",), Role.PEER, 3, until)
+        for key, name in zip(keys, ("ada-3090", "Ada-3O90", ""), strict=True):
+            newcomer = Caller(role=Role.NEWCOMER, name=made.name, key=key)
+            registry.admit(newcomer, now, name)
+    ada, eve, drawn = map(name_of, keys)
+    listed = run_here("keys", "list").out
+    for member_id, name in (
+        (ada, f"ada-3090 ({ada[:8]})"),
+        (eve, f"Ada-3O90 ({eve[:8]})"),
+        (drawn, default_name(drawn)),
+    ):
+        assert re.search(rf"^peer +{re.escape(name)} +{member_id}  by ", listed, re.MULTILINE)
+    found = json.loads(run_here("keys", "list", "--json").out)
+    assert {one["id"]: one["name"] for one in found["members"]}[ada] == f"ada-3090 ({ada[:8]})"
+    assert found["invitations"][0]["note"] == "Anna"
+    assert "  Anna  for peers" in listed
+    assert run_here("keys", "revoke", "ada-3090").code == 0
+    assert run_here("keys", "revoke", drawn[:6]).code == 0
+    after = json.loads(run_here("keys", "list", "--json").out)["members"]
+    assert {one["id"] for one in after if one["revoked"]} == {ada, drawn}
+    assert {one["name"] for one in after if not one["revoked"]} == {"Ada-3O90"}
+    with opened("swarm-ft-coordinator.db") as (_, registry):
+        same = Caller(role=Role.NEWCOMER, name=made.name, key=keys[1])
+        registry.admit(same, now, default_name(drawn))
+    refused = run_here("keys", "revoke", default_name(drawn))
+    assert refused.code == 2
+    assert "expected one member, got 2; give an id" in refused.err
+
+
+@pytest.mark.parametrize("name", ["two words", "x" * 25, "\x1b[2J", "-a", ""])
+def test_a_peer_is_not_started_with_what_can_be_no_name(
+    run_here: RunHere, here: Path, name: str
+) -> None:
+    run_here("init")
+    word = run_here("invite", "--address", "127.0.0.1:1").out.strip()
+    result = run_here("serve-stage", word, "--name", name)
+    assert (result.code, result.out) == (2, "")
+    assert "--name: expected a name" in result.err
+    insecure = ("--insecure", "--initial-peers", "/ip4/127.0.0.1/tcp/1/p2p/x", "--name", "ada")
+    assert "without one --peer-id names this peer" in run_here("serve-stage", *insecure).err
+
+
 def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> None:
     run_here("init")
     told = json.loads(run_here("invite", "--address", "h:1", "--json").out)
@@ -143,7 +201,7 @@ def test_an_invited_peer_has_its_keys_name(run_here: RunHere, here: Path) -> Non
     word = run_here("invite", "--address", "127.0.0.1:1").out.strip()
     result = run_here("serve-stage", word, "--peer-id", "me")
     assert result.code == 2
-    assert "a peer's name is its key's" in result.err
+    assert "a peer's id follows from its key, and --name chooses what people read" in result.err
 
 
 def test_keys_are_rotated(run_here: RunHere, here: Path) -> None:

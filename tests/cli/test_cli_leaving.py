@@ -60,7 +60,7 @@ def assert_one_count(swarm: Swarm, peer: Spawned, shell: Shell) -> None:
 
     Without the tunnel's and TLS' bytes, training traffic is a part of all traffic.
     """
-    farewell = re.fullmatch(r"this peer gave (?P<given>.+); thank you", peer.out[-1])
+    farewell = re.fullmatch(r"\S+ gave (?P<given>.+); thank you", peer.out[-1])
     assert farewell is not None, peer.out
     told = shell.spawn("events", *swarm.client_way, "--since", 0)
     assert told.ends(60) == 0, told.err

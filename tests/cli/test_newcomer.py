@@ -33,7 +33,7 @@ LENT = (
     "lends at most 5 GiB of memory for stages and 2 GiB for buffers, 2 cores, 126 GiB of disk, "
     "no cap on the link (--memory, --buffer-memory, --threads, --buffer-disk, --keep-disk, "
     "--model-disk, --upload-mbps, --download-mbps)",
-    "This machine is vggfzjhnv5zaqqvtgcydxhgrfksvqxwd at 192.168.1.20:46843; the coordinator "
+    "This machine is calm-otter-41 at 192.168.1.20:46843; the coordinator "
     "chooses its layers. Ctrl-C leaves.",
     "This machine sees activations, gradients and its layers' weights of the runs that it serves; "
     "with the first or the last stage it also sees text.",
@@ -42,7 +42,7 @@ LENT = (
     "Others reach this machine directly",
 )
 THANKS = (
-    "this peer gave 684 samples in 171 steps, 19 s, 6.1 MB sent for training, 6.4 MB in all; "
+    "calm-otter-41 gave 684 samples in 171 steps, 19 s, 6.1 MB sent for training, 6.4 MB in all; "
     "thank you"
 )
 STATUS = (
@@ -114,6 +114,7 @@ def places(tmp_path: Path) -> Iterator[tuple[Place, Place]]:
 KINDS = (
     r"run-[0-9a-f]{8}",
     r"\b[a-z2-7]{32}\b",
+    r"\b[a-z]+-[a-z]+-\d\d\b",
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d",
     r"\d+(?:\.\d+){3}:\d+",
     r"token=\S+",
@@ -151,12 +152,12 @@ def assert_told(lines: Iterable[str], doc: str, *examples: str) -> None:
 def test_an_example_stands_for_lines_like_it() -> None:
     pattern = like(VOLUNTEERING, THANKS)
     assert pattern.search(
-        "this peer gave 1,200 samples in 3 steps, 1 min, 0 bytes sent for training, 1.0 kB in all; "
-        "thank you"
+        "witty-yak-10 gave 1,200 samples in 3 steps, 1 min, 0 bytes sent for training, "
+        "1.0 kB in all; thank you"
     )
-    assert not pattern.search("this peer gave 684 samples, 19 s, 6.4 MB in all; thank you")
+    assert not pattern.search("calm-otter-41 gave 684 samples, 19 s, 6.4 MB in all; thank you")
     with pytest.raises(AssertionError, match="the docs tell no more"):
-        like(VOLUNTEERING, "this peer took 19 s")
+        like(VOLUNTEERING, "calm-otter-41 took 19 s")
 
 
 # ---- the ten minutes

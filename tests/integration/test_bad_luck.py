@@ -37,6 +37,7 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.base import Engine, Lengths, LossAndGradient
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.model_access import UNAVAILABLE
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import JOIN
 from tests.integration.conftest import Job, MakeJob, QuietEvents
@@ -98,7 +99,7 @@ async def test_a_job_whose_model_nobody_has_fails_with_the_reason(job: Job, tmp_
         failed = last_status(await swarm.train(nowhere, job.samples))
         assert failed.phase is RunPhase.FAILED
         assert failed.detail.startswith("no peer can host it: peer peer-")
-        assert failed.detail.endswith("the model is not available at this peer")
+        assert failed.detail.endswith(UNAVAILABLE)
         assert last_status(await swarm.train(job.spec, job.samples)).phase is RunPhase.FINISHED
 
 

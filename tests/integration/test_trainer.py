@@ -1,5 +1,6 @@
 """`SwarmTrainer`, for those who come from TRL, and `LocalPipeline`, for loops of one's own."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm_ft import LocalPipeline, LocalSwarm, SwarmConfig, SwarmTrainer
 from swarm_ft.client.sample import SampleInput, write_sample
@@ -31,6 +32,32 @@ def config(out: Path, **more: Any) -> SwarmConfig:
         lr_scheduler_type="constant",
         **more,
     )
+
+
+def of_trl(**arguments: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from trl.trainer.sft_config import SFTConfig
+
+        return SFTConfig(bf16=False, report_to="none", **arguments)
+
+
+def test_a_script_of_trl_needs_another_trainer_alone(sample: SampleInput, tmp_path: Path) -> None:
+    theirs = of_trl(output_dir=str(tmp_path / "tuned"), max_length=32, max_steps=2)
+    with LocalSwarm(stages=2) as swarm:
+        trainer = SwarmTrainer(sample.model_dir, theirs, TEXTS, swarm=swarm)
+        assert trainer.train().global_step == 2
+    assert (tmp_path / "tuned" / "config.json").exists()
+
+
+def test_what_a_configuration_of_trl_asks_for_in_vain_is_named(
+    sample: SampleInput, tmp_path: Path
+) -> None:
+    theirs = of_trl(output_dir=str(tmp_path), neftune_noise_alpha=5.0, label_smoothing_factor=0.1)
+    with pytest.raises(BadOption) as refused:
+        SwarmTrainer(sample.model_dir, theirs, TEXTS)
+    for name in ("neftune_noise_alpha", "label_smoothing_factor"):
+        assert name in refused.value.message
 
 
 def test_a_datasets_rows_train_an_adapter_that_peft_loads(
@@ -87,7 +114,7 @@ async def test_a_model_that_is_there_trains_in_a_swarm_that_is_started_for_it(
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "args": ({"args": "TrainingArguments"}, "args: expected a SwarmConfig"),
+    "args": ({"args": {"max_steps": 3}}, "args: expected a SwarmConfig, a TrainingArguments"),
     "no data": ({"train_dataset": None}, "train_dataset: expected one"),
     "bias": ({"peft_config": LoraConfig(bias="all")}, "bias='all': a swarm does not do that"),
     "rslora": ({"peft_config": LoraConfig(use_rslora=True)}, "use_rslora=True"),
@@ -118,10 +145,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_swarm_does_not_do_is_refused(name: str, tmp_path: Path) -> None:
+def test_what_a_swarm_does_not_do_is_refused(name: str) -> None:
     given, words = REFUSED[name]
-    if given.get("args") == "TrainingArguments":
-        given = {"args": TrainingArguments(output_dir=str(tmp_path))}
     with pytest.raises(BadOption) as refused:
         SwarmTrainer(**{"model": "gpt2", "train_dataset": TEXTS, **given})
     assert words in refused.value.message

@@ -603,8 +603,8 @@ class TrainOptions:
         NameList(MAX_PRIVATE_ENDS),
         Option(
             "Only these peers may host the first and the last stage, which see text and labels. "
-            "Names are those of `swarm-ft status --verbose`.",
-            metavar="NAME,NAME,...",
+            "Ids are those of `swarm-ft status --verbose`.",
+            metavar="ID,ID,...",
             default="any",
         ),
     ] = ""
@@ -612,9 +612,9 @@ class TrainOptions:
         str,
         NameList(MAX_READERS),
         Option(
-            "Clients that may also watch the run and fetch its result. Names are those of "
+            "Clients that may also watch the run and fetch its result. Ids are those of "
             "`swarm-ft keys list`.",
-            metavar="NAME,NAME,...",
+            metavar="ID,ID,...",
             default="nobody",
         ),
     ] = ""

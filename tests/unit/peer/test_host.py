@@ -56,6 +56,7 @@ from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.stage.base import Engine
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.model_access import UNAVAILABLE
 from swarm_ft.transport.methods import LINK
 from tests.doubles.clock import ManualClock
 from tests.doubles.directory import Board, StaticDirectory
@@ -496,7 +497,7 @@ async def test_a_client_learns_nothing_of_why_a_model_cannot_be_opened(
     await peer.assign()
     failed = await peer.hears(StageFailed)
     assert failed.code == "model-unavailable"
-    assert failed.message == "the model is not available at this peer"
+    assert failed.message == UNAVAILABLE
     assert str(missing) in caplog.text
     assert peer.host.held is None
 

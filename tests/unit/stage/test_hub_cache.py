@@ -21,7 +21,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 from swarm_ft.stage.hub_cache import HubCache, bytes_in, most_bytes
-from swarm_ft.stage.model_access import ModelAccess
+from swarm_ft.stage.model_access import UNAVAILABLE, ModelAccess
 from tests.specs import train_spec
 from tests.unit.stage.conftest import MakeModel
 
@@ -152,7 +152,7 @@ def refused(
     """What the peer's log says of it; a client hears none of that."""
     with pytest.raises(ModelUnavailable) as caught:
         opened(hub, model, reference, cache)
-    assert caught.value.message == "the model is not available at this peer"
+    assert caught.value.message == UNAVAILABLE
     return caught.value.private
 
 
