@@ -16,11 +16,11 @@ optimizer = torch.optim.AdamW([*lower.parameters(), *upper.parameters()], lr=1e-
 tokens = torch.randint(0, 50, (16, 32))  # 16 samples, each its own sequence
 
 for epoch in range(8):
-    for batch in torch.arange(16).split(4):
+    for batch in torch.arange(16).chunk(4):
         hidden = boundary(lower(tokens[batch]), batch.tolist())
         loss = nn.functional.cross_entropy(upper(hidden).flatten(0, 1), tokens[batch].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     bits = 32 * boundary.sent_bytes / boundary.uncompressed_bytes
     print(f"epoch {epoch}  loss {loss.item():.3f}  {bits:.1f} bits a value")

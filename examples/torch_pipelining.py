@@ -27,7 +27,8 @@ class Lower(nn.Module):
         self.end = SendEnd(TOKENS, CHANNELS, forward_codec="aq4", backward_codec="q4")
 
     def forward(self, tokens: Tensor, sample_ids: Tensor) -> Tensor:
-        return self.end(self.norm(self.embed(tokens)), sample_ids)
+        sent: Tensor = self.end(self.norm(self.embed(tokens)), sample_ids)
+        return sent
 
 
 class Upper(nn.Module):
@@ -39,7 +40,8 @@ class Upper(nn.Module):
         self.layer, self.head = nn.Linear(CHANNELS, CHANNELS), nn.Linear(CHANNELS, WORDS)
 
     def forward(self, words: Tensor, sample_ids: Tensor) -> Tensor:
-        return self.head(nn.functional.gelu(self.layer(self.end(words, sample_ids))))
+        logits: Tensor = self.head(nn.functional.gelu(self.layer(self.end(words, sample_ids))))
+        return logits
 
 
 def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -65,7 +67,7 @@ def work(rank: int, meeting: str) -> None:
     schedule = Schedule1F1B(stage, n_microbatches=MICROBATCHES, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     for epoch in range(8):
-        for batch in torch.arange(16).split(BATCH):
+        for batch in torch.arange(16).chunk(16 // BATCH):
             optimizer.zero_grad()
             if rank == 0:
                 schedule.step(tokens[batch], sample_ids=batch)
@@ -83,4 +85,5 @@ def work(rank: int, meeting: str) -> None:
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (os.path.join(folder, "meeting"),), nprocs=2)
+        meeting = os.path.join(folder, "meeting")
+        mp.spawn(work, (meeting,), nprocs=2)  # type: ignore[attr-defined, no-untyped-call]

@@ -7,6 +7,8 @@ an authority. Paths in them are relative: change into the folder first.
 Before the journal's schema changes, add an archive of the one that is there:
 
     python -m tests.write_earlier_files tests/earlier/NAME.tar.xz
+
+With a second word, `sealed`, journal, tokens and recording are encrypted with `KEY`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from swarm_ft.ids import RunId
 
 FOLDER = Path(__file__).with_name("earlier")
 RUN, CANCELLED = RunId("going-on"), RunId("cancelled")
+KEY = bytes(range(32))
 NUM_STEPS, DONE_STEPS = 6, 3
 LAYERS = ["0-1", "1-2"]
 BUFFERS = BufferLimits(memory_bytes=1 << 16, disk_bytes=1 << 24)
@@ -34,6 +37,7 @@ class Earlier:
         commit: that wrote it.
         journal, registry, recording: the versions that these files have.
         digest: that the run has there, see `RunSpec.digest`.
+        key: of the journal; None: it is not encrypted.
     """
 
     name: str
@@ -42,6 +46,7 @@ class Earlier:
     registry: int
     recording: int
     digest: str
+    key: bytes | None = None
 
     def unpack(self, folder: Path) -> None:
         """Put its files into a folder."""
@@ -55,4 +60,8 @@ ALL = (
     Earlier("2026-11-28-a", "704aa4fb", 9, 0, 2, "c99443f98a6a13b7bc04e149dc830fdb"),
     Earlier("2026-11-28-b", "ecec2a6d", 9, 0, 2, "cb37d1470ce3996e47063fb17f2ccd32"),
     Earlier("2026-11-28-c", "3b2c1148", 10, 1, 3, "0dc6ad5a031d5d45f0d98154a43b543a"),
+)
+
+SEALED = Earlier(
+    "2026-11-27-sealed", "84043f6b", 8, 0, 1, "fc70ce4432d44e48107c577013913d2f", key=KEY
 )

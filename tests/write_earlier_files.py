@@ -25,18 +25,18 @@ from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.protocol.spec.run_spec import LrSchedule, Optim, RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
-from tests.earlier_files import BUFFERS, CANCELLED, DONE_STEPS, LAYERS, NUM_STEPS, RUN
+from tests.earlier_files import BUFFERS, CANCELLED, DONE_STEPS, KEY, LAYERS, NUM_STEPS, RUN
 from tests.local_swarm import LocalSwarm
 
 
-def write(archive: Path) -> None:
+def write(archive: Path, key: bytes | None = None) -> None:
     """Train three steps of a run in a swarm of this commit, and keep what is on the disk then."""
     with tempfile.TemporaryDirectory() as name:
         os.chdir(name)
         folder = Path("files")
         folder.mkdir()
         _write_model(Path("model"))
-        asyncio.run(_train(folder))
+        asyncio.run(_train(folder, key))
         _keep_what_is_needed(folder)
         _write_registry(Path("swarm"))
         with tarfile.open(archive, "w:xz") as made:
@@ -101,11 +101,11 @@ def _spec(**changes: Any) -> RunSpec:
     return RunSpec(model=open_checkpoint("model").describe(), train=TrainSpec(**fields | changes))
 
 
-async def _train(folder: Path) -> None:
+async def _train(folder: Path, key: bytes | None) -> None:
     rng = np.random.default_rng(1)
     rows = rng.integers(1, 32, (8, 3)).repeat(4, axis=1).astype("<u4")
     samples = [row.tobytes() for row in rows]
-    async with LocalSwarm(folder, LAYERS, buffer_limits=BUFFERS) as swarm:
+    async with LocalSwarm(folder, LAYERS, buffer_limits=BUFFERS, journal_key=key) as swarm:
         await swarm.all_joined()
         await swarm.client.submit(_spec(seed=6), samples, run_id=CANCELLED)
         await swarm.client.cancel(CANCELLED)
@@ -127,4 +127,4 @@ def _write_registry(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]).resolve())
+    write(Path(sys.argv[1]).resolve(), KEY if sys.argv[2:] == ["sealed"] else None)

@@ -9,13 +9,13 @@ import pytest
 from swarm_ft.coordinator.journal.journal import VERSION
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
-from tests.earlier_files import ALL, BUFFERS, CANCELLED, LAYERS, NUM_STEPS, RUN, Earlier
+from tests.earlier_files import ALL, BUFFERS, CANCELLED, LAYERS, NUM_STEPS, RUN, SEALED, Earlier
 from tests.local_swarm import LocalSwarm, forget_opened
 
 SNAPSHOT = 2
 """Steps that the newest snapshot has, at least."""
 AFTER = tuple(map(StepNumber, range(SNAPSHOT, NUM_STEPS)))
-EARLIER = pytest.mark.parametrize("earlier", ALL, ids=lambda one: one.name)
+EARLIER = pytest.mark.parametrize("earlier", [*ALL, SEALED], ids=lambda one: one.name)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ async def test_a_run_that_an_earlier_commit_began_is_finished(
     earlier: Earlier, tmp_path: Path, files: Path
 ) -> None:
     earlier.unpack(tmp_path)
-    async with LocalSwarm(files, LAYERS, buffer_limits=BUFFERS) as swarm:
+    async with LocalSwarm(files, LAYERS, buffer_limits=BUFFERS, journal_key=earlier.key) as swarm:
         events = await swarm.watch(RUN)
         runs = {run.run_id: run for run in (await swarm.client.status()).runs}
 

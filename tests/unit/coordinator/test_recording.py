@@ -65,7 +65,7 @@ from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
-from tests.earlier_files import ALL, CANCELLED, DONE_STEPS, Earlier
+from tests.earlier_files import ALL, CANCELLED, DONE_STEPS, SEALED, Earlier
 from tests.earlier_files import RUN as EARLIER_RUN
 from tests.simulation.replaying import without_keys
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
@@ -309,10 +309,10 @@ def test_another_version_and_another_kind_of_file_are_refused(
         RecordingFile(path).begins()
 
 
-@pytest.mark.parametrize("earlier", ALL, ids=lambda one: one.name)
+@pytest.mark.parametrize("earlier", [*ALL, SEALED], ids=lambda one: one.name)
 def test_a_recording_of_an_earlier_commit_is_replayed(tmp_path: Path, earlier: Earlier) -> None:
     earlier.unpack(tmp_path)
-    (file,) = files_of(tmp_path / "files" / "journal.db")
+    (file,) = files_of(tmp_path / "files" / "journal.db", earlier.key)
     found = at_end(moments(file.batches()))
     runs = {name: (run.phase, run.committed_steps) for name, run in found.state.runs.items()}
     assert runs == {

@@ -13,10 +13,11 @@ from swarm_ft.coordinator.journal.journal import VERSION, Journal
 from swarm_ft.errors import JournalError
 from swarm_ft.ids import SampleId
 from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.earlier import salvaged_spec, upgraded_specs
-from tests.earlier_files import ALL, CANCELLED, DONE_STEPS, NUM_STEPS, RUN, Earlier
+from tests.earlier_files import ALL, CANCELLED, DONE_STEPS, NUM_STEPS, RUN, SEALED, Earlier
 
-EARLIER = pytest.mark.parametrize("earlier", ALL, ids=lambda one: one.name)
+EARLIER = pytest.mark.parametrize("earlier", [*ALL, SEALED], ids=lambda one: one.name)
 
 EARLIER_SPECS = pytest.mark.parametrize(
     "earlier", [one for one in ALL if one.journal < 10], ids=lambda one: one.name
@@ -38,7 +39,7 @@ def version_in(path: Path) -> int:
 def test_a_run_keeps_its_digest_and_its_tokens(tmp_path: Path, earlier: Earlier) -> None:
     path = journal_of(earlier, tmp_path)
     for _ in range(2):  # it is migrated once
-        with closing(Journal(str(path))) as journal:
+        with closing(Journal(str(path), earlier.key)) as journal:
             cancelled, run = journal.load(0.0)
             assert (run.run_id, run.phase) == (RUN, RunPhase.WAITING)
             assert (run.committed_steps, run.spec.train.num_steps) == (DONE_STEPS, NUM_STEPS)
@@ -56,13 +57,32 @@ def test_a_copy_of_the_earlier_file_stays_beside_it(tmp_path: Path, earlier: Ear
     path = journal_of(earlier, tmp_path)
     with closing(sqlite3.connect(path)) as file:
         rows = file.execute("SELECT * FROM runs").fetchall()
-    Journal(str(path)).close()
+    Journal(str(path), earlier.key).close()
     copy = path.with_name(f"journal.db.v{earlier.journal}")
     with closing(sqlite3.connect(copy)) as file:
         assert file.execute("SELECT * FROM runs").fetchall() == rows
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert (version_in(copy), version_in(path)) == (earlier.journal, VERSION)
     assert not list(path.parent.glob("journal.db.copy*"))
+
+
+def test_an_encrypted_journal_stays_so_and_another_key_migrates_nothing(tmp_path: Path) -> None:
+    path = journal_of(SEALED, tmp_path)
+    before = path.read_bytes()
+    for key in (None, bytes(32)):
+        with pytest.raises(JournalError):
+            Journal(str(path), key)
+        assert version_in(path) == SEALED.journal
+        assert path.read_bytes() == before
+    with closing(Journal(str(path), SEALED.key)) as journal:
+        plain = [RUN_SPEC.to_bytes(run.spec) for run in journal.load(0.0)]
+    with closing(sqlite3.connect(path)) as file:
+        found = file.execute("SELECT spec, detail FROM runs").fetchall()
+    assert len(found) == len(plain)
+    for spec, detail in found:
+        assert spec not in plain
+        assert b"GPT2" not in spec
+        assert b"kind" not in detail
 
 
 def test_a_migration_that_ends_half_way_changes_nothing_and_is_made_again(
