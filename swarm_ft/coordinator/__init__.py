@@ -1,1 +1,1 @@
-"""Who does what: membership, plans, commits, the journal. Never a model tensor, never torch."""
+"""The coordinator: membership, plans, commits, the journal. No tensors of models, no torch."""

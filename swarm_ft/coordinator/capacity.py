@@ -1,6 +1,6 @@
-"""What forecasts are made of: who would host what, and how fast peers' links to here are.
+"""Inputs of forecasts: placements of jobs, and measurements of machines, links and steps.
 
-Nothing comes of either: no run begins, and no decision is made by what was measured.
+A request starts no run, and measurements affect no decision.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.rules import may_read
 
 MAX_SAMPLES = 520
-"""Of one measurement, each way: 16 MiB, and a few to see how long a round trip takes."""
+"""Messages of one measurement, each way: 16 MiB, and a few to measure the round trip."""
 MEASURE_S = 20.0
 MEASURES_PER_S, MEASURES_BURST = 1 / 60, 12
-"""Of one peer, or of an address with an invitation: it takes a few of growing size each time."""
+"""Measurements of one peer, or of an address with an invitation; each forecast takes several."""
 PLACES_PER_S, PLACES_BURST = 1.0, 8
 
 MAX_LEARNED = 16
-"""Runs by which it is known what a step costs, the newest ones."""
+"""Newest runs from which a step's costs are learned."""
 
 Asked = MessageStream[Placed, PlaceRequest]
 Measured = MessageStream[LinkEcho, LinkSample]
 
 
 class Capacity:
-    """Answers `Place` and `MeasureLink`.
+    """Handlers of `Place` and `MeasureLink`.
 
     Args:
-        clock: the time.
-        state: all that is known now.
+        clock: Clock of the coordinator.
+        state: Function that returns the present state.
         names: Names of members for people.
     """
 
@@ -73,7 +73,7 @@ class Capacity:
         self._seen: dict[RunId, Seen] = {}
 
     def heard(self, peer_id: PeerId, machine: Machine) -> bool:
-        """Take what a member reports of its machine; whether more than its load is new."""
+        """Store a member's report of its machine; return whether more than its load is new."""
         before = self._machines.get(peer_id, Machine())
         self._machines[peer_id] = machine
         as_loaded = replace(
@@ -87,11 +87,11 @@ class Capacity:
 
     @property
     def machines(self) -> Mapping[PeerId, Machine]:
-        """Of members that said what they can do."""
+        """Last reports of members."""
         return self._machines
 
     def look(self) -> None:
-        """See how long the steps took that runs made since."""
+        """Measure the steps that runs made since the last call."""
         state = self._state()
         for run in state.active_runs:
             self._look_at(state, run)
@@ -108,30 +108,30 @@ class Capacity:
                 del self._seen[next(iter(self._seen))]
 
     def gone(self, peer_id: PeerId) -> None:
-        """It is a member no more."""
+        """Drop the report of a former member."""
         self._machines.pop(peer_id, None)
 
     async def place(self, stream: Asked) -> None:
-        """Who would host what.
+        """Reply with a job's placement, as if it were submitted now.
 
         Raises:
-            Busy: it is asked too often.
+            Busy: The caller asks too often.
         """
-        self._places.check(_who(stream), self._clock.now_s(), "plans are asked for")
+        self._places.check(_rate_key(stream), self._clock.now_s(), "plans are requested")
         request = await stream.receive()
         if request is None:
             raise OutOfTurn(f"{stream.remote}: expected a job to plan")
         await stream.send(self._placed(request, stream.caller))
 
     async def measure(self, stream: Measured) -> None:
-        """Once all messages came, answer them with as many bytes as they had.
+        """Receive a link's messages, then reply with as many bytes.
 
         Raises:
-            Busy: another peer measures its link now, or this one does too often.
-            MalformedMessage: it sent more than is measured.
-            Unavailable: it takes too long.
+            Busy: Another peer measures its link now, or this one does too often.
+            MalformedMessage: The peer sent more messages than one measurement has.
+            Unavailable: The measurement takes too long.
         """
-        self._measures.check(_who(stream), self._clock.now_s(), "links are measured")
+        self._measures.check(_rate_key(stream), self._clock.now_s(), "links are measured")
         if self._measuring.locked():  # two at once would measure each other
             raise Busy("another peer measures its link; try again in a second")
         async with self._measuring:
@@ -140,14 +140,14 @@ class Capacity:
                     await _echo(stream)
             except TimeoutError:
                 raise Unavailable(
-                    f"{stream.remote}: its link was measured for {MEASURE_S:g} s; that is enough"
+                    f"{stream.remote}: expected a measurement in {MEASURE_S:g} s; try again later"
                 ) from None
 
     def _placed(self, request: PlaceRequest, caller: Caller | None) -> Placed:
         """Place a job as if all present members had settled, or report the peers of a run."""
         state = self._state()
         for run in tuple(state.runs.values())[-MAX_LEARNED:]:
-            self._look_at(state, run)  # those of before a restart, too
+            self._look_at(state, run)  # also runs that ended before a restart
         if request.run_id is not None:
             return self._hosted(request.run_id, caller)
         spec = request.spec
@@ -160,7 +160,7 @@ class Capacity:
             for one in placed
             if len(state.hosted.get(one.peer_id, ())) > state.members[one.peer_id].hello.max_beside
         ]
-        if waits_s:  # what other runs take there is free by then
+        if waits_s:  # the other runs there are over by then
             alone = (replace(one, num_runs=0, busy=0.0, host_busy=0.0) for one in found.peers)
             starts_after_s = min(max(waits_s), MAX_LEFT_S)
             found = replace(found, peers=tuple(alone), starts_after_s=starts_after_s, beside_s=0.0)
@@ -172,18 +172,18 @@ class Capacity:
         """Return the peers that host a run.
 
         Raises:
-            NotFound: there is no such run, or it is another client's.
+            NotFound: There is no such run, or it is another client's.
         """
         run = self._state().runs.get(run_id)
         if run is None or not may_read(caller, run.owner, run.spec.train.readers):
-            raise NotFound(f"run {run_id} is not known here, or not yours")
-        there = [one for one in run.attempt.assignments if one.peer_id in self._state().members]
-        return self._described(run.spec, there, run_id)
+            raise NotFound(f"{run_id} is not known here, or not yours")
+        connected = [a for a in run.attempt.assignments if a.peer_id in self._state().members]
+        return self._described(run.spec, connected, run_id)
 
     def _described(
         self, spec: RunSpec, placed: Sequence[StageAssignment], but: RunId | None
     ) -> Placed:
-        """Say what is known of these peers, and what other runs take of them."""
+        """Describe these peers, and the load of other runs on them."""
         state = self._state()
         around = {p: beside(state, self._machines, p, but) for p in (a.peer_id for a in placed)}
         peers = tuple(
@@ -214,7 +214,7 @@ def check_lent(hello: PeerHello) -> None:
     """Refuse a peer that offers more memory than its device has by its own report.
 
     Raises:
-        BadInput: names both sizes, and the option that lowers the offer.
+        BadInput: The offer is too large; the error names both sizes and the option that lowers it.
     """
     has_bytes = hello.device_memory_bytes
     if has_bytes and hello.memory_bytes > has_bytes:
@@ -224,15 +224,15 @@ def check_lent(hello: PeerHello) -> None:
         )
 
 
-def _who(stream: Asked | Measured) -> str:
-    """Whose calls are counted together; many may have one invitation."""
+def _rate_key(stream: Asked | Measured) -> str:
+    """Return the name under which calls are counted; newcomers count by address."""
     if stream.caller is not None and stream.caller.role is not Role.NEWCOMER:
         return stream.caller.name
     return address_of(stream.remote.rpartition(":")[0])
 
 
 async def _echo(stream: Measured) -> None:
-    """Empty ones are for the round trip, and answered at once."""
+    """Reply to empty messages at once, for the round trip, and to all others at the end."""
     sizes: list[int] = []
     for _ in range(MAX_SAMPLES):
         sample = await stream.receive()
@@ -244,7 +244,7 @@ async def _echo(stream: Measured) -> None:
             await stream.send(LinkEcho())
     else:
         raise MalformedMessage(
-            f"{stream.remote}: expected {MAX_SAMPLES} messages at most to measure a link by"
+            f"{stream.remote}: expected at most {MAX_SAMPLES} messages to measure a link"
         )
     await stream.send(LinkEcho())
     for size in sizes:

@@ -1,4 +1,4 @@
-"""Whether the coordinator's disk has room: looked at now and then, and reported when it changes."""
+"""Free space on the coordinator's disk, checked at intervals and reported when it changes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from swarm_ft.protocol.messages.events import EventKind
 
 CHECK_EVERY_S = 2.0
 LOW = 2.0
-"""The disk is low with less than this many times the room that is reserved for runs under way."""
+"""Multiple of the reserve for current runs below which the disk is low."""
 FREE_AGAIN = 2.5
-"""And has room again with this many: more, so that no event follows each job."""
+"""Multiple above which the disk has room again; larger, so that not each job causes an event."""
 
 
 class DiskWatch:
-    """Watch the free room of one disk.
+    """A watch of one disk's free space.
 
     Args:
-        free_bytes: measures it; None where the system does not tell.
-        reserved_bytes: the room that jobs must leave for runs under way.
+        free_bytes: Function that measures it; None where the system does not report it.
+        reserved_bytes: Bytes that jobs must leave for current runs.
 
     Attributes:
-        low: why the disk is low; None while it has room.
+        low: Reason why the disk is low; None while it has room.
     """
 
     def __init__(self, free_bytes: Callable[[], int | None], reserved_bytes: int) -> None:
@@ -34,7 +34,7 @@ class DiskWatch:
         self._due_s = -math.inf
 
     def look(self, now_s: float) -> Happened | None:
-        """Measure, if it is time; return the event of a change."""
+        """Measure if it is due, and return the event of a change."""
         if now_s < self._due_s:
             return None
         self._due_s = now_s + CHECK_EVERY_S

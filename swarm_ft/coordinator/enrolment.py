@@ -1,4 +1,4 @@
-"""Enrolment: the coordinator certifies the keys of those who were invited, and renews its own."""
+"""Enrolment: the coordinator certifies keys of invited members, and renews its own certificate."""
 
 from __future__ import annotations
 
@@ -28,32 +28,35 @@ from swarm_ft.transport.methods import ENROL
 logger = get_logger(__name__)
 
 ENROLMENTS_PER_S, ENROLMENT_BURST = 4.0, 128
-"""Of one address: each is a write to the disk."""
+"""Enrolments of one address; each writes to the disk."""
 SEEN_EVERY_S = 10.0
-"""Between two notes of who was heard."""
+"""Seconds between two updates of when members were last seen."""
 MAX_LOGGED_NAMES = 4096
-"""Members whose enrolment was logged, remembered so that it is logged once."""
+"""Members whose enrolment was logged; remembered so that it is logged once."""
 WATCH_EVERY_S = 0.5
-"""How often the registry is read: calls of a revoked key end within a second, at peers too."""
+"""Seconds between two looks at the registry; calls of a revoked key end within a second, at peers
+too.
+"""
 LOOK_EVERY_S = 0.1
-"""Handshakes look for new invitations, but not each one of a flood."""
+"""Least seconds between two looks for new invitations, so that a flood of handshakes costs
+little."""
 
-VOID = "this swarm's authority was replaced, and nobody is a member; ask for a new invitation"
+VOID = "this swarm's authority was replaced, so all memberships ended; ask for a new invitation"
 
 
 class Enrolment:
-    """See the module's docstring.
+    """Certificates, invitations and revocations of one swarm.
 
     Args:
-        authority: whose word counts in this swarm.
-        registry: who was invited.
-        initial_peers: of the DHT that members are to join.
-        dht_prefix: of the swarm's records there.
-        on_revoked: hears whose keys are revoked, at first and whenever that changes.
-        on_void: hears why nobody is a member any more, should the authority be replaced.
-        on_renewed: hears which member has a newer certificate, and when that expires, in Unix
+        authority: Authority of the swarm.
+        registry: Invitations and members.
+        initial_peers: Addresses of the DHT that members join.
+        dht_prefix: Prefix of the swarm's records in the DHT.
+        on_revoked: Callback with all revoked names, at the start and after each change.
+        on_void: Callback with the reason why all memberships ended, if the authority is replaced.
+        on_renewed: Callback with a member's name and the expiry of its new certificate, in Unix
             seconds.
-        take_heard: returns the names of members that were heard since its last call.
+        take_heard: Function that returns the names of members that called since its last call.
         names: Names of members for people, which this keeps up to date.
     """
 
@@ -88,15 +91,15 @@ class Enrolment:
         self.credentials = Credentials(
             key, certificate, authority.certificate, lambda: self._invitations, self._look
         )
-        self._heed(registry.revoked())
+        self._apply_revocations(registry.revoked())
         self._names.replace(*registry.chosen_names())
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
-        """What this answers, for `Transport.serve`."""
+        """Return the handlers for `Transport.serve`."""
         return {ENROL: self._enrol}
 
     def for_invited(self, handler: Handler) -> Handler:
-        """The same for members, and for newcomers whose invitations would let them in now."""
+        """Return the handler for members, and for newcomers with a valid invitation."""
 
         async def checked(stream: MessageStream[Any, Any]) -> None:
             if stream.caller is not None and stream.caller.role is Role.NEWCOMER:
@@ -107,11 +110,11 @@ class Enrolment:
         return checked
 
     async def opens(self, endpoint: str, *, to_all: bool) -> Invite | None:
-        """Where invitations lead from now on, unless their maker says otherwise.
+        """Set the address of future invitations, and open or close the swarm to everybody.
 
         Returns:
-            The invitation that makes anybody a replica on probation, if all are to be let in; else
-            an earlier one is of no use any more.
+            The invitation that makes anybody a replica on probation, if the swarm is open. In a
+            closed swarm an earlier one becomes invalid.
         """
         self._registry.set_address(endpoint)
         public = None
@@ -123,10 +126,10 @@ class Enrolment:
         return public
 
     async def run(self) -> None:
-        """Heed what the owner changes, and keep the own certificate fresh, until cancelled.
+        """Follow changes of the registry and renew the own certificate, until cancelled.
 
         Raises:
-            JournalError: the registry cannot be read.
+            JournalError: The registry cannot be read.
         """
         renewed_s = LIFETIME_S * RENEWED_AT
         loop = asyncio.get_running_loop()
@@ -142,36 +145,36 @@ class Enrolment:
             await asyncio.sleep(WATCH_EVERY_S)
 
     async def note_seen(self) -> None:
-        """Store which members were heard, for `swarm-ft keys list`.
+        """Store when members were last seen, for `swarm-ft keys list`.
 
         Raises:
-            JournalError: the registry cannot be read.
+            JournalError: The registry cannot be written.
         """
         names = self._take_heard()
         if names:
             await asyncio.to_thread(self._registry.note_seen, names, utc_now())
 
     async def refresh(self) -> None:
-        """Heed now what the owner has changed.
+        """Apply the registry's changes now.
 
         Raises:
-            JournalError: the registry cannot be read.
+            JournalError: The registry cannot be read.
         """
         version = await asyncio.to_thread(self._registry.version)
         if version != self._version:
-            await self._heed_keys()
+            await self._apply_keys()
             await asyncio.to_thread(self._read_invitations)
-            self._heed(await asyncio.to_thread(self._registry.revoked))
+            self._apply_revocations(await asyncio.to_thread(self._registry.revoked))
             self._names.replace(*await asyncio.to_thread(self._registry.chosen_names))
             self._version = version
 
     def _look(self) -> None:
-        """An invitation that was made just now is known before its bearer shows it."""
+        """Read invitations made just now, before their bearers show them."""
         now_s = time.monotonic()
         if now_s < self._look_at_s:
             return
         self._look_at_s = now_s + LOOK_EVERY_S
-        with suppress(JournalError):  # `run` will tell
+        with suppress(JournalError):  # `run` reports it
             self._read_invitations()
 
     def _read_invitations(self) -> None:
@@ -181,21 +184,21 @@ class Enrolment:
                 self._invitations = self._registry.certificates()
                 self._looked_at = version
 
-    async def _heed_keys(self) -> None:
-        """Show the coordinator's key that is in the folder; with another authority, nothing."""
+    async def _apply_keys(self) -> None:
+        """Use the coordinator's key in the folder; if the authority is another one, use none."""
         try:
             found = await asyncio.to_thread(Authority.open, self._authority.folder)
         except BadOption as error:
-            logger.warning("%s; this coordinator goes on with the keys that it has", error.message)
+            logger.warning("%s; this coordinator keeps its present keys", error.message)
             return
         if found.fingerprint == self._authority.fingerprint:
             self.credentials.rekey(*self._authority.coordinator())
             return
-        logger.error("%s; start this coordinator again", VOID)
+        logger.error("%s; restart this coordinator", VOID)
         self.credentials.void(VOID)
         self._on_void(VOID)
 
-    def _heed(self, revoked: frozenset[str]) -> None:
+    def _apply_revocations(self, revoked: frozenset[str]) -> None:
         self.credentials.revoke(revoked)
         self._on_revoked(revoked)
 
@@ -204,7 +207,7 @@ class Enrolment:
         self._check_rate(stream.remote)
         caller = stream.caller
         if caller is None:
-            raise NotAllowed("this coordinator was started without keys; nobody is to enrol")
+            raise NotAllowed("this coordinator was started without keys, and enrols nobody")
         member = await asyncio.to_thread(self._registry.admit, caller, utc_now(), request.name)
         chosen_name = await asyncio.to_thread(self._registry.chosen_name_of, member.name)
         self._names.add(member.name, chosen_name)

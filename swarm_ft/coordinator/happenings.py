@@ -1,4 +1,4 @@
-"""What happened in the swarm: it gets numbers and times, is kept in the journal, and is told.
+"""The log of events: it numbers them, writes them to the journal, and serves followers.
 
 A follower reads pages of the journal and has no queue: however slowly it reads, nothing piles up.
 """
@@ -15,15 +15,15 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.protocol.messages.events import MAX_PAGE_EVENTS, EventKind
 
 MAX_PAGES = 64
-"""Pages that are kept for the next reader: more events than the journal has."""
+"""Pages that are cached: more events than the journal has."""
 
 
 class Happenings:
-    """See the module's docstring.
+    """Numbered events of the swarm, in the journal.
 
     Args:
-        journal: where it is kept.
-        unix_s: the wall clock.
+        journal: Journal that holds them.
+        unix_s: Function that returns the wall clock's time.
     """
 
     def __init__(self, journal: Journal, unix_s: Callable[[], float]) -> None:
@@ -36,16 +36,16 @@ class Happenings:
 
     @property
     def next_serial(self) -> int:
-        """That the next one will have."""
+        """Number of the next event."""
         return self._next_serial
 
     @property
     def counts(self) -> Mapping[EventKind, int]:
-        """How many of each kind happened: those kept as this began, and all since."""
+        """Number of events of each kind: those in the journal at the start, and all since."""
         return self._counts
 
     def numbered(self, happened: Iterable[Happened]) -> list[EventRecord]:
-        """Number events for the journal; call `written` once they are in it."""
+        """Assign numbers and times to events; call `written` once the journal has them."""
         unix_s = self._unix_s()
         return [
             EventRecord(serial, unix_s, one)
@@ -66,8 +66,8 @@ class Happenings:
         """Yield events from this serial number on, at most `MAX_PAGE_EVENTS` at a time.
 
         Args:
-            since: the first serial number.
-            follows: go on with events as they happen.
+            since: First serial number.
+            follows: Whether to continue with new events.
         """
         while True:
             news = self._news
@@ -82,7 +82,7 @@ class Happenings:
             await news.wait()
 
     def _page(self, since: int) -> Sequence[EventRecord]:
-        """Some events from this serial number on; many readers cost no more than one."""
+        """Return some events from this serial number on; many readers cost no more than one."""
         first = since - since % MAX_PAGE_EVENTS
         if first + MAX_PAGE_EVENTS > self._next_serial:  # the newest page, which still grows
             return self._journal.events(since, MAX_PAGE_EVENTS)

@@ -1,10 +1,10 @@
-"""Introductions: the coordinator tells two members of each other, so that they find a way.
+"""Introductions: the coordinator helps two members to connect directly.
 
-Each member keeps one conversation open (rpc Introduce). `Meetings` decides; `Introductions` moves
-messages. No member makes another one dial a third machine (`protocol.spec.addresses`): of the
-endpoints that a member announces, the coordinator passes on those at the address from which the
-member's call comes, and private ones to a member at the same address. The address of a leg is the
-relay's word, and counts only where it is the member's own.
+Each member keeps one stream open (rpc Introduce). `Meetings` decides; `Introductions` moves
+messages. No member can make another one dial a third machine (`protocol.spec.addresses`): of the
+endpoints that a member announces, the coordinator forwards those at the address of the member's own
+call, and private ones to members at the same address. The address of a leg comes from the relay,
+and counts only if it is the member's own.
 """
 
 from __future__ import annotations
@@ -55,37 +55,37 @@ from swarm_ft.transport.methods import INTRODUCE
 logger = get_logger(__name__, lines_per_s=2)
 
 MEETING_S = 60.0
-"""How long a meeting may take; what comes of it later is void."""
+"""Seconds after which a meeting is void."""
 MAX_WANTS, WANTS_PER_S = 64, 4.0
-"""How many meetings a member may ask for at once, and how many a second in the long run."""
+"""Meetings that a member may request at once, and per second in the long run."""
 MAX_UNDER_WAY, MAX_WITH_ONE = 64, 16
-"""Meetings of a member that nobody has ended yet: all that it asked for, and those with one other
-member. Two peers may share four runs and keep a link for each, tried again every few seconds."""
+"""Open meetings that a member requested: in all, and with one other member. Two peers may share
+four runs and keep a link for each, which is tried again every few seconds."""
 UNDER_WAY_S = 20.0
 """How long a meeting counts as under way: both sides give up after 15 s."""
 MAX_TRIALS = 12
-"""Of the peers that came last, how many one that comes tries to reach, so that placement knows."""
+"""Newest peers that a joining peer tries to reach, so that placement knows the connectivity."""
 BUSY_MEETINGS = 128
-"""Within `MEETING_S`, after which nobody tries what nobody needs: relays have places to give."""
+"""Meetings within `MEETING_S` above which no trials start: relays have limited places."""
 MAX_WAYS = 1 << 16
-"""Pairs of which it is known how they met; then the oldest are forgotten."""
+"""Pairs whose connection is remembered; the oldest are dropped."""
 SECRET_BYTES = 16
 MAX_QUEUED = 256
-"""A member that lets more messages pile up is dropped; it may come again."""
+"""Messages that may pile up before a member is dropped; it may reconnect."""
 
 Said = list[tuple[str, ToMember]]
-"""To whom, and what."""
+"""Messages with their receivers."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Present:
-    """A member that can be introduced.
+    """A connected member that can be introduced.
 
     Attributes:
-        host: the address that its call comes from.
-        reachable: what it said of itself.
-        is_peer: others may have to work with it.
-        distances: how far relays are from it; None: it has not said yet.
+        host: Address from which its call comes.
+        reachable: Its own report of its endpoints and router.
+        is_peer: Whether other members may have to work with it.
+        distances: Round trips to relays; None before its report.
     """
 
     host: str
@@ -95,7 +95,7 @@ class Present:
 
     @property
     def home(self) -> Home:
-        """What of this counts for who reaches whom."""
+        """Its place in the network, for decisions about connectivity."""
         hosts = {host_of(endpoint) for endpoint in self.reachable.endpoints}
         is_near = is_private(self.host)
         return Home(
@@ -108,15 +108,15 @@ class Present:
 
 @dataclass(kw_only=True, slots=True)
 class Meeting:
-    """Two members that were told of each other.
+    """An introduction of two members to each other.
 
     Attributes:
-        caller: the member that asked for it.
-        callee: the other one.
-        began_s: when, monotonic.
-        relay: endpoint of the relay that both were sent to.
-        is_linked: the caller has its stream.
-        punched: members that were sent to the other one's leg.
+        caller: Member that requested it.
+        callee: The other member.
+        began_s: Monotonic seconds of its start.
+        relay: Endpoint of the relay that both use.
+        is_linked: Whether the caller has its stream.
+        punched: Members that were sent to the other one's leg.
     """
 
     caller: str
@@ -127,22 +127,22 @@ class Meeting:
     punched: set[str] = field(default_factory=set)
 
     def other(self, name: str) -> str | None:
-        """The other side; None for who is of neither."""
+        """Return the other side; None if the name is on neither side."""
         return {self.caller: self.callee, self.callee: self.caller}.get(name)
 
     def is_under_way(self, now_s: float) -> bool:
-        """Whether both sides may still be at it."""
+        """Whether both sides may still try."""
         return not self.is_linked and now_s - self.began_s < UNDER_WAY_S
 
 
 @dataclass(slots=True)
 class Meetings:
-    """Who is there, and who is told of whom. Pure but for what it draws.
+    """Connected members, and their introductions. Pure except for random bytes.
 
     Args:
-        sign: makes a ticket.
-        draw: so many random bytes.
-        relays: those that are there now.
+        sign: Function that signs a ticket.
+        draw: Function that returns this number of random bytes.
+        relays: Function that returns the connected relays.
     """
 
     sign: Callable[[Ticket], bytes]
@@ -153,7 +153,7 @@ class Meetings:
     _meetings: dict[bytes, Meeting] = field(default_factory=dict)
     _known: Ways | None = None
     _hashed_with: bytes = field(init=False)
-    # A member that calls anew has no more of them than before.
+    # A new call of a member does not renew its tokens.
     _wants: Rate[str] = field(default_factory=lambda: Rate(per_s=WANTS_PER_S, burst=MAX_WANTS))
 
     def __post_init__(self) -> None:
@@ -161,7 +161,7 @@ class Meetings:
         self._hashed_with = self.draw(SECRET_BYTES)
 
     def came(self, name: str, host: str, reachable: Reachable, *, is_peer: bool = False) -> Said:
-        """A member is there, or says anew where it is reached."""
+        """Add a member, or update its reachability."""
         known = self.present.get(name)
         if known is not None and known.host == host:
             if reachable.endpoints != known.reachable.endpoints:
@@ -173,20 +173,20 @@ class Meetings:
         return [(name, self._places())]
 
     def relays_changed(self) -> Said:
-        """There are other relays than before: all who are there are told."""
+        """Return messages that send the new list of relays to all members."""
         return [(name, self._places()) for name in self.present]
 
     def gone(self, name: str) -> Said:
-        """A member's call ended; who waits for it in a meeting may ask for another one."""
+        """Remove a member; callers that wait for it may request another meeting."""
         self.present.pop(name, None)
         self._forget_ways(name)
         callers = {m.caller for m in self._meetings.values() if m.callee == name}
         self._meetings = {n: m for n, m in self._meetings.items() if m.callee != name}
-        told = NoMeeting(name=name, reason="it has lost its way to the coordinator")
-        return [(caller, told) for caller in sorted(callers & self.present.keys())]
+        ended = NoMeeting(name=name, reason="it lost its connection to the coordinator")
+        return [(caller, ended) for caller in sorted(callers & self.present.keys())]
 
     def known(self) -> Ways:
-        """Who reaches whom, as far as is known; the same value while that is the same."""
+        """Return the known connectivity; the same object while nothing changes."""
         if self._known is None:
             homes = {name: present.home for name, present in self.present.items()}
             met = MappingProxyType(dict(self.ways))
@@ -194,10 +194,10 @@ class Meetings:
         return self._known
 
     def said(self, name: str, message: FromMember, now_s: float) -> Said:
-        """What a member that is there said.
+        """Handle a message of a connected member.
 
         Raises:
-            MalformedMessage: a meeting that it is not of.
+            MalformedMessage: The message names a meeting without this member.
         """
         match message:
             case Reachable():
@@ -211,17 +211,16 @@ class Meetings:
                     self._met(pair_of(name, other), way)
                 return []
             case Measured(distances=distances):
-                told = {one.endpoint: one.round_trip_s for one in distances}
                 is_first = self.present[name].distances is None
-                self.present[name].distances = told
+                self.present[name].distances = {one.endpoint: one.round_trip_s for one in distances}
                 return self._trials(name, now_s) if is_first else []
 
     def leg_seen(self, relay: str, leg: LegSeen) -> Said:
-        """Send the other side to a leg, once, where it is of the member whose leg it should be.
+        """Send the other side to a leg, once, if the leg is at the member's own address.
 
         Args:
-            relay: endpoint of the relay that reports it.
-            leg: as that relay sees it.
+            relay: Endpoint of the relay that reports it.
+            leg: The leg, as that relay sees it.
         """
         meeting = self._meetings.get(leg.meeting)
         if meeting is None or meeting.relay != relay:
@@ -231,7 +230,7 @@ class Meetings:
         if other in meeting.punched or not {owner, other} <= self.present.keys():
             return []
         if not self._may_punch(owner, other, leg.address):
-            logger.debug("relay %s: a leg of %s at %s is not passed on", relay, owner, leg.address)
+            logger.debug("relay %s: ignored a leg of %s at %s", relay, owner, leg.address)
             return []
         meeting.punched.add(other)
         return [(other, Punch(meeting=leg.meeting, address=leg.address))]
@@ -242,7 +241,7 @@ class Meetings:
         return is_own and may_dial_endpoint(self.present[other].host, address)
 
     def forget(self, now_s: float) -> None:
-        """Meetings that are over."""
+        """Drop meetings that are over."""
         self._meetings = {
             number: m for number, m in self._meetings.items() if now_s - m.began_s < MEETING_S
         }
@@ -265,9 +264,9 @@ class Meetings:
         ]
 
     def _trials(self, name: str, now_s: float) -> Said:
-        """Meetings that nobody asked for, where nothing else tells whether two reach each other.
+        """Start meetings of a new peer where nothing else shows how two peers connect.
 
-        Both know by now what their routers do, and each has a relay, to punch with.
+        Both peers know their routers' behaviour by then, and each has a relay, to punch with.
         """
         own, ways = self.present[name], self.known()
         if not (own.is_peer and own.distances):
@@ -275,8 +274,8 @@ class Meetings:
         others = [o for o, p in self.present.items() if p.is_peer and p.distances and o != name]
         room = min(MAX_TRIALS, max(0, BUSY_MEETINGS - len(self._meetings)))
         open_ones = [o for o in reversed(others) if ways.is_open_question(name, o)][:room]
-        asked = [o for o in open_ones if not self._wants.wait_s(name, now_s)]
-        return [said for other in asked for said in self._begin(name, other, now_s)]
+        tried = [o for o in open_ones if not self._wants.wait_s(name, now_s)]
+        return [message for other in tried for message in self._begin(name, other, now_s)]
 
     def _met(self, pair: tuple[str, str], way: Way) -> None:
         self.ways.pop(pair, None)
@@ -292,14 +291,14 @@ class Meetings:
 
     def _refusal(self, name: str, other: str, now_s: float) -> str | None:
         if self._wants.wait_s(name, now_s):
-            return f"it was asked for more than {WANTS_PER_S:g} meetings a second"
+            return f"this member requested more than {WANTS_PER_S:g} meetings per second"
         if other == name:
-            return "nobody meets itself"
+            return "a member cannot meet itself"
         if other not in self.present:
-            return "it is not there"
+            return "it is not connected"
         own = [m for m in self._meetings.values() if m.caller == name and m.is_under_way(now_s)]
         if len(own) >= MAX_UNDER_WAY or sum(m.callee == other for m in own) >= MAX_WITH_ONE:
-            return f"{len(own)} meetings of this member are under way"
+            return f"this member has {len(own)} open meetings"
         return None
 
     def _places(self) -> Relays:
@@ -329,11 +328,11 @@ class Meetings:
         return self.sign(Ticket(number, is_caller, caller, callee))
 
     def _other(self, name: str, number: bytes) -> str | None:
-        """The other side of a meeting; None if that is over, or the other is gone."""
+        """Return the other side of a meeting; None if the meeting or the other side is gone."""
         meeting = self._meetings.get(number)
         other = meeting.other(name) if meeting else None
         if meeting is not None and other is None:
-            raise MalformedMessage(f"{name} speaks of a meeting that it is not of")
+            raise MalformedMessage(f"{name}: expected the number of its own meeting")
         return other if other in self.present else None
 
 
@@ -341,19 +340,19 @@ class Introductions:
     """The shell of `Meetings`: serves rpc Introduce, and rpc Relay with it.
 
     Args:
-        key: the coordinator's, as of now; signs tickets.
-        clock: the time.
+        key: Function that returns the coordinator's present key, which signs tickets.
+        clock: Clock of the coordinator.
 
     Attributes:
-        relays: that are there.
+        relays: Connected relays.
     """
 
     def __init__(self, key: Callable[[], PrivateKey], clock: Clock) -> None:
         self._clock = clock
         self._queues: dict[str, asyncio.Queue[ToMember]] = {}
         self.relays = RelayRoll(key)
-        self.relays.on_change(lambda: self._say(self.meetings.relays_changed()))
-        self.relays.on_leg(lambda relay, leg: self._say(self.meetings.leg_seen(relay, leg)))
+        self.relays.on_change(lambda: self._send(self.meetings.relays_changed()))
+        self.relays.on_leg(lambda relay, leg: self._send(self.meetings.leg_seen(relay, leg)))
         self.meetings = Meetings(
             sign=lambda ticket: sign_ticket(key(), ticket, time.time()),
             draw=secrets.token_bytes,
@@ -361,7 +360,7 @@ class Introductions:
         )
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
-        """What this answers, for `Transport.serve`."""
+        """Return the handlers for `Transport.serve`."""
         return {INTRODUCE: self._introduce, **self.relays.handlers()}
 
     async def _introduce(self, stream: MessageStream[ToMember, FromMember]) -> None:
@@ -369,20 +368,20 @@ class Introductions:
             raise NotAllowed("introductions are for members of a swarm with keys")
         name, first = stream.caller.name, await stream.receive()
         if not isinstance(first, Reachable):
-            raise MalformedMessage(f"{name}: expected where it is reached, at first")
+            raise MalformedMessage(f"{name}: expected its reachability as the first message")
         queue: asyncio.Queue[ToMember] = asyncio.Queue(MAX_QUEUED)
-        # An older call of the same member is not used any more.
-        self._say(self.meetings.gone(name))
+        # A new call replaces an older one of the same member.
+        self._send(self.meetings.gone(name))
         self._queues[name] = queue
         host = host_of(stream.remote).removeprefix(IPV4_IN_IPV6)
         try:
             is_peer = stream.caller.role is Role.PEER
-            self._say(self.meetings.came(name, host, first, is_peer=is_peer))
+            self._send(self.meetings.came(name, host, first, is_peer=is_peer))
             await until_one_ends(_write(stream, queue), self._read(stream, name, queue))
         finally:
             if self._queues.get(name) is queue:
                 del self._queues[name]
-                self._say(self.meetings.gone(name))
+                self._send(self.meetings.gone(name))
 
     async def _read(
         self,
@@ -392,16 +391,16 @@ class Introductions:
     ) -> None:
         while (message := await stream.receive()) is not None:
             if self._queues.get(name) is not queue:
-                raise Unavailable(f"{name} has called anew")
+                raise Unavailable(f"{name} opened a new stream")
             now_s = self._clock.now_s()
             self.meetings.forget(now_s)
-            self._say(self.meetings.said(name, message, now_s))
+            self._send(self.meetings.said(name, message, now_s))
 
-    def _say(self, said: Said) -> None:
-        for name, message in said:
+    def _send(self, messages: Said) -> None:
+        for name, message in messages:
             queue = self._queues.get(name)
             if queue is None or queue.full():
-                logger.warning("introductions: %s does not read what it is told", name)
+                logger.warning("introductions: %s does not read its messages", name)
             else:
                 queue.put_nowait(message)
 

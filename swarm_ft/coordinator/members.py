@@ -1,4 +1,4 @@
-"""What the coordinator knows of each member, as `swarm-ft status` shows it. Pure."""
+"""Status of members, as `swarm-ft status` shows it. Pure."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from swarm_ft.transport.rules import may_read
 
 @dataclass(frozen=True, slots=True)
 class _Post:
-    """Where a member is in a run: its stage and which of the stage's replicas it is.
+    """A member's stage in a run, and its place among the stage's replicas.
 
     Attributes:
-        share: microbatches of the step under way that it trains; `held_out` are only evaluated.
+        share: Microbatches of the present step that it trains; `held_out` are only evaluated.
     """
 
     run: Run
@@ -50,12 +50,12 @@ class _Post:
 
 
 class Roll:
-    """Tells of members, one after the other.
+    """Status of all members, one after the other.
 
     Args:
-        state: all that is known.
-        machines: what members measured of themselves.
-        caller: who asks; None: nobody has keys.
+        state: Present state.
+        machines: Measurements that members sent of their machines.
+        caller: Member that requests it; None: no member has keys.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Roll:
         self._machines = machines
         self._caller = caller
         self._posts: dict[PeerId, list[_Post]] = {}
-        for run in _manned(state):
+        for run in _staffed_runs(state):
             for peer, post in _posts(run):
                 self._posts.setdefault(peer, []).append(post)
 
     def status(self, member: Member, idle: str) -> MemberStatus:
-        """What is known of a member, and in these words why there is nothing to do for it."""
+        """Return the status of a member, with the text of its reason to be idle."""
         hello, state = member.hello, self._state
         peer, posts = hello.peer_id, self._posts.get(hello.peer_id, [])
         links = {link.peer_id: link for post in posts for link in _links(post, member, state.ways)}
@@ -93,7 +93,7 @@ class Roll:
         )
 
     def _may_know(self, peer: PeerId, posts: Sequence[_Post]) -> bool:
-        """Whether the caller has any business with a member: it is itself, or works for it."""
+        """Whether the caller is the member, or may read one of its runs."""
         caller = self._caller
         if caller is None or caller.name == peer:
             return True
@@ -102,7 +102,7 @@ class Roll:
 
 
 def contributors(state: SwarmState) -> tuple[Contributor, ...]:
-    """Those that gave most first."""
+    """Return contributions, the largest first."""
     ranked = sorted(state.contributions.items(), key=lambda one: -one[1].samples)
     return tuple(
         Contributor(peer_id=peer, given=state.contribution_of(peer))
@@ -110,8 +110,8 @@ def contributors(state: SwarmState) -> tuple[Contributor, ...]:
     )
 
 
-def _manned(state: SwarmState) -> Iterator[Run]:
-    """Runs that have peers; those under way first."""
+def _staffed_runs(state: SwarmState) -> Iterator[Run]:
+    """Yield runs that have peers; active ones first."""
     manned = [r for r in state.runs.values() if r.attempt.assignments]
     yield from (run for run in manned if not run.phase.is_over)
     yield from (run for run in manned if run.phase is RunPhase.FINISHED)
@@ -127,7 +127,7 @@ def _posts(run: Run) -> Iterator[tuple[PeerId, _Post]]:
 
 
 def _shares(run: Run, batches: Sequence[Microbatch]) -> Counter[PeerId]:
-    """How many microbatches each peer computes in this attempt."""
+    """Count the microbatches of each peer in this attempt."""
     return Counter(
         stage.peers[batch.replica_at(index)]
         for index, stage in enumerate(run.computing if batches else ())
@@ -171,7 +171,7 @@ def _doing(run: Run, peer: PeerId) -> MemberDoing:
 
 
 def _links(post: _Post, member: Member, ways: Ways) -> Iterator[MemberLink]:
-    """To the replicas of its stage, which sum gradients with it, and of those beside it."""
+    """Yield links to its stage's replicas, which sum gradients with it, and to adjoining stages."""
     peer = member.hello.peer_id
     if not (ways.met or member.links):
         return

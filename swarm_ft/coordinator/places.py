@@ -1,6 +1,6 @@
-"""Places for calls that last: so many of all members together, and a fair share of them for each.
+"""Places for long calls: a limited number in all, and a fair share for each member.
 
-A member that has none, or few, gets a place even when all are taken: the one with the most places
+A member with no place, or few, gets one even when all are taken: the member with the most places
 loses its newest.
 """
 
@@ -18,8 +18,8 @@ class Place:
     """A place that a call has taken.
 
     Args:
-        member: whose call it is; empty where nobody has keys.
-        reason: why it was lost, once it is.
+        member: Member of the call; empty without keys.
+        reason: Text of the error when it is lost.
     """
 
     def __init__(self, member: str, reason: str) -> None:
@@ -28,26 +28,26 @@ class Place:
         self._is_lost = asyncio.Event()
 
     def lose(self) -> None:
-        """Another member gets this place."""
+        """Give this place to another member."""
         self._is_lost.set()
 
     async def lost(self) -> NoReturn:
         """Wait until another member gets this place.
 
         Raises:
-            Busy: one did.
+            Busy: The place is lost.
         """
         await self._is_lost.wait()
         raise Busy(self._reason)
 
 
 class Places:
-    """See the module's docstring.
+    """A limited number of places.
 
     Args:
-        most: of all members together.
-        own: of one member, where members have keys.
-        what: they are for, in words that follow a number.
+        most: Most places of all members together.
+        own: Most places of one member, where members have keys.
+        what: Noun in the plural for error messages, such as "followers".
     """
 
     def __init__(self, most: int, own: int, what: str) -> None:
@@ -58,15 +58,15 @@ class Places:
 
     @property
     def num_taken(self) -> int:
-        """The number of taken places."""
+        """Number of taken places."""
         return len(self._taken)
 
     @contextmanager
     def taken(self, member: str) -> Iterator[Place]:
-        """A place as long as the context lasts, unless another member gets it.
+        """Take a place for the duration of the context, unless another member gets it.
 
         Raises:
-            Busy: the member has as many as one may have, or nobody has more than it.
+            Busy: The member has its most, or no member has more than it.
         """
         own = self._count(member)
         if member and own >= self._own:

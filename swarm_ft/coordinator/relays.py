@@ -1,8 +1,8 @@
-"""Relays: who is one now, and which of them a meeting gets.
+"""Connected relays, and the choice of one for a meeting.
 
-A relay keeps one conversation open (rpc Relay). It receives the key that tickets are signed with,
-reports every two seconds what it carries, and each leg as it comes with the address of its socket.
-A relay that falls silent is gone, and no meeting gets it.
+A relay keeps one stream open (rpc Relay). It receives the key that signs tickets. It reports its
+load every two seconds, and each new leg with the address of its socket. A silent relay is removed,
+and no meeting uses it.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 SILENT_S = 6.0
-"""A relay that says nothing for so long is gone: before its links notice, and ask for another."""
+"""Seconds of silence after which a relay is removed: before its links notice and request
+another."""
 NAME_S = 2.0
-"""How long it may take to find a name's address."""
+"""Seconds that the resolution of a host name may take."""
 UNREACHED_S = 1e6
-"""How far a relay is from a member that does not reach it."""
+"""Seconds that stand for the distance of a relay that a member does not reach."""
 
 Distances = Mapping[str, float]
-"""Seconds there and back, by a relay's endpoint; what is not in it is not reached."""
+"""Round-trip seconds to each relay, by endpoint; a missing relay is not reached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relaying:
-    """A relay that is there.
+    """A connected relay.
 
     Attributes:
-        name: of its key; empty: the coordinator's own.
-        place: where it is.
-        carries: as it last said.
+        name: Name of its key; empty: the coordinator's own relay.
+        place: Its endpoints.
+        carries: Its last report of its load.
     """
 
     name: str = ""
@@ -64,12 +65,12 @@ class Relaying:
 def nearest(
     relays: Iterable[Relaying], one: Distances | None, other: Distances | None
 ) -> RelayPlace | None:
-    """The relay for two members: of those with room, that with the least way for both together.
+    """Return the relay with the shortest way for two members, among those with room.
 
     Args:
-        relays: those that are there, the first one preferred where nothing else decides.
-        one: how far they are from one member; None: it has not said.
-        other: from the other.
+        relays: Connected relays; the first wins ties.
+        one: Distances of one member; None before its report.
+        other: Distances of the other member.
     """
 
     def round_trips_s(relay: Relaying) -> float:
@@ -83,10 +84,10 @@ def nearest(
 
 
 class RelayRoll:
-    """See the module's docstring.
+    """The connected relays.
 
     Args:
-        key: the coordinator's, as of now; signs tickets.
+        key: Function that returns the coordinator's present key, which signs tickets.
     """
 
     def __init__(self, key: Callable[[], PrivateKey]) -> None:
@@ -100,12 +101,12 @@ class RelayRoll:
 
     @property
     def present(self) -> tuple[Relaying, ...]:
-        """Those that are there, the coordinator's own first."""
+        """Connected relays, the coordinator's own first."""
         return (*([self._own()] if self._own else ()), *self._present.values())
 
     @property
     def statuses(self) -> tuple[RelayStatus, ...]:
-        """All of them, for people."""
+        """Status of all relays, for people."""
         return tuple(
             RelayStatus(
                 name=relay.name,
@@ -117,33 +118,33 @@ class RelayRoll:
         )
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
-        """What this answers, for `Transport.serve`."""
+        """Return the handlers for `Transport.serve`."""
         return {RELAY: self._serve}
 
     def on_change(self, listener: Callable[[], object]) -> None:
-        """Tell it whenever there are other relays than before."""
+        """Register a callback for changes of the set of relays."""
         self._listeners.append(listener)
 
     def on_leg(self, listener: Callable[[str, LegSeen], object]) -> None:
-        """Call it with each leg that a relay reports, and with that relay's endpoint."""
+        """Set the callback for legs; it receives the relay's endpoint and the leg."""
         self._leg_listener = listener
 
     def have_own(self, own: Callable[[], Relaying]) -> None:
-        """The coordinator has a relay of its own, from now on.
+        """Add the coordinator's own relay.
 
         Args:
-            own: tells of it, as of now.
+            own: Function that returns its present state.
         """
         self._own = own
         self._changed()
 
     def own_leg(self, leg: LegSeen) -> None:
-        """A leg came to the coordinator's own relay, in this process."""
+        """Report a leg of the coordinator's own relay, in this process."""
         if self._own is not None:
             self._leg_listener(self._own().place.endpoint, leg)
 
     def revoke(self, names: frozenset[str]) -> None:
-        """Whoever of these is a relay is none any more."""
+        """Remove relays whose keys are revoked."""
         self._revoked = names
         if gone := names & self._present.keys():
             for name in gone:
@@ -187,7 +188,7 @@ class RelayRoll:
     def _check_room(self, name: str, place: RelayPlace) -> None:
         known = self._present.get(name)
         if known is not None and known.place != place:
-            raise Unavailable(f"relay {name} is there already, at {known.place.endpoint}")
+            raise Unavailable(f"relay {name} is connected already, at {known.place.endpoint}")
         if known is None and len(self.present) >= MAX_RELAYS:
             raise Busy(f"this swarm has {MAX_RELAYS} relays; try again when one is gone")
 
@@ -195,10 +196,10 @@ class RelayRoll:
         if name in self._revoked:
             raise NotAllowed(f"relay {name}: its key was revoked")
         if self._streams.get(name) is not stream:
-            raise Unavailable(f"relay {name} has called anew")
+            raise Unavailable(f"relay {name} opened a new stream")
 
     def _heard(self, relay: Relaying) -> None:
-        # It counts from its first word on: it has the key then, and takes legs.
+        # It counts from its first report on: it has the key then, and accepts legs.
         is_new = relay.name not in self._present
         self._present[relay.name] = relay
         if is_new:
@@ -208,7 +209,7 @@ class RelayRoll:
     def _gone(self, name: str) -> None:
         relay = self._present.pop(name, None)
         if relay is not None:
-            logger.info("relay %s at %s is gone", name, relay.place.endpoint)
+            logger.info("relay %s at %s disconnected", name, relay.place.endpoint)
             self._changed()
 
 
@@ -218,22 +219,23 @@ async def _report(
     """Receive the next report of a relay; None: it has ended."""
     try:
         async with asyncio.timeout(SILENT_S):
-            said = await stream.receive()
+            report = await stream.receive()
     except TimeoutError:
         raise Unavailable(f"the relay at {stream.remote} was silent for {SILENT_S:g} s") from None
-    if isinstance(said, RelayHello):
-        raise MalformedMessage(f"{stream.remote}: a relay said hello twice")
-    return said
+    if isinstance(report, RelayHello):
+        raise MalformedMessage(f"{stream.remote}: expected a report, got a second hello")
+    return report
 
 
 async def placed(endpoint: str, host: str) -> str:
-    """Where members find a relay whose call comes from `host`.
+    """Return the endpoint at which members reach a relay that calls from `host`.
 
-    There, whatever private address it has: it may not have them dial others. Only in the
-    coordinator's own network, from where its public address cannot be seen, it is believed.
+    A relay must be at the address of its call, or it could make members dial other machines. Inside
+    the coordinator's own network its announced address is accepted, as its public one is not
+    visible there.
 
     Raises:
-        NotAllowed: it says that it is elsewhere.
+        NotAllowed: The relay announces another address.
     """
     found = await addresses_of(endpoint)
     hosts = [host_of(one) for one in found]
@@ -244,6 +246,6 @@ async def placed(endpoint: str, host: str) -> str:
     if found and is_private(hosts[0]):
         return format_endpoint(host, int(endpoint.rpartition(":")[2]))
     raise NotAllowed(
-        f"a relay says that it is at {endpoint}, and calls from {host}: start it with "
+        f"expected a relay at {host}, from where it calls, got {endpoint}; start it with "
         f"'--announce {host}', and dial the coordinator from there"
     )

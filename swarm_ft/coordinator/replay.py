@@ -1,4 +1,4 @@
-"""What a recording holds, decided again: the swarm as it was at any moment. No I/O."""
+"""Replay of a recording: the state of the swarm at every moment, decided again. No I/O."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import RelayStatus, StatusRequest, SwarmStatus
 
 ENDS_BEFORE_S = 60.0
-"""A recording that ends so long before a time says nothing of it."""
+"""Most seconds between the end of a recording and a time that it is asked about."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """All that was known at a moment.
+    """The state of the swarm after one entry of a recording.
 
     Attributes:
-        version: of the swarm-ft that decided.
-        unix_s: the wall clock's time.
-        machines: what members measured of themselves.
-        next_event: the number of the next of what is told to people.
-        entry: what came to make it so.
-        effects: what followed from that.
+        version: Version of the swarm-ft that decided.
+        unix_s: Seconds of the wall clock.
+        machines: Measurements that members sent of their machines.
+        next_event: Number of the next event for people.
+        entry: Entry that led to this state.
+        effects: Effects of that entry.
     """
 
     version: str
@@ -54,7 +54,7 @@ class Moment:
     effects: tuple[Effect, ...] = ()
 
     def status(self, page: StatusRequest) -> SwarmStatus:
-        """A page of it, as the coordinator would have answered its owner."""
+        """Return a page of the status, as the coordinator would have sent its operator."""
         return replace(
             overview(self.state, page, None, self.machines),
             relays=self.relays,
@@ -64,18 +64,18 @@ class Moment:
         )
 
     def run(self, run_id: RunId | None) -> Run | None:
-        """That run, if it was known."""
+        """Return this run, if it is known."""
         return self.state.runs.get(run_id) if run_id is not None else None
 
 
 def moments(batches: Iterable[Batch]) -> Iterator[Moment]:
-    """Of a recording, all of them, in order.
+    """Yield all moments of a recording, in order.
 
     Args:
-        batches: the first of which begins with a `Base`.
+        batches: Batches, the first of which begins with a `Base`.
 
     Raises:
-        JournalError: they do not follow from each other.
+        JournalError: The batches do not follow from each other.
     """
     moment: Moment | None = None
     for batch in batches:
@@ -88,7 +88,7 @@ def _after(moment: Moment | None, entry: Entry, batch: Batch) -> Moment:
     if isinstance(entry, Base):
         return _beginning(entry, batch)
     if moment is None:
-        raise JournalError("recording: it does not begin with what was known")
+        raise JournalError("recording: expected a state as its first entry; it is damaged")
     after = replace(moment, entry=entry, effects=())
     match entry:
         case Decided():
@@ -118,12 +118,12 @@ def _beginning(base: Base, batch: Batch) -> Moment:
 
 def _decided(moment: Moment, entry: Decided, unix_s: float) -> Moment:
     state, effects = decide(moment.state, entry.event, entry.now_s)
-    num_told = sum(isinstance(effect, Happened) for effect in effects)
+    num_events = sum(isinstance(effect, Happened) for effect in effects)
     after = replace(
         moment,
         state=state,
         unix_s=unix_s,
-        next_event=moment.next_event + num_told,
+        next_event=moment.next_event + num_events,
         effects=tuple(effects),
     )
     if isinstance(entry.event, PeerLost):
@@ -136,12 +136,12 @@ def _with_machines(moment: Moment, machines: Mapping[PeerId, Machine]) -> Moment
     return replace(moment, machines=MappingProxyType(dict(machines)))
 
 
-# ---- one of them
+# ---- choice of a moment
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Of one run: how many steps it had at least and at most, and when it last got to have some."""
+    """Least, most and present steps of one run, and the last moment at which it reached a step."""
 
     steps: int
     least: int
@@ -150,15 +150,15 @@ class _Seen:
 
 
 def at_step(all_moments: Iterable[Moment], step: int, run_id: RunId | None = None) -> Moment:
-    """When so many steps of a run were made; the last time, where some were made again.
+    """Return the last moment at which a run reached this number of steps.
 
     Args:
-        all_moments: of a recording.
-        step: as many are committed.
-        run_id: the run; None: the only one.
+        all_moments: Moments of a recording.
+        step: Number of committed steps.
+        run_id: Run; None: the only one.
 
     Raises:
-        BadOption: no such run, or no such step of it, was recorded; or there are several runs.
+        BadOption: The recording has no such run, or no such step of it; or several runs.
     """
     found: dict[RunId, _Seen] = {}
     for moment in all_moments:
@@ -169,27 +169,27 @@ def at_step(all_moments: Iterable[Moment], step: int, run_id: RunId | None = Non
         raise BadOption(f"--run: expected one run in the recording, or its name; known: {known}")
     name = run_id or next(iter(found))
     if name not in found:
-        raise BadOption(f"--run: the recording has no run {name}; known: {known}")
+        raise BadOption(f"--run: expected a run of the recording, got {name}; known: {known}")
     seen = found[name]
     if seen.reached is None:
         raise BadOption(
-            f"--at {step}: of run {name} the recording has steps {seen.least} to {seen.most}"
+            f"--at {step}: the recording has steps {seen.least} to {seen.most} of {name}"
         )
     return seen.reached
 
 
 def _see(found: dict[RunId, _Seen], name: RunId, steps: int, step: int, moment: Moment) -> None:
     seen = found.setdefault(name, _Seen(-1, steps, steps))
-    if steps > seen.steps and steps == step:  # and not when it went back to them
+    if steps > seen.steps and steps == step:  # a rollback to this step does not count
         seen.reached = moment
     seen.steps, seen.least, seen.most = steps, min(seen.least, steps), max(seen.most, steps)
 
 
 def at_time(all_moments: Iterable[Moment], unix_s: float) -> Moment:
-    """The last one that was not later.
+    """Return the last moment that was not later.
 
     Raises:
-        BadOption: the recording begins later, or ends more than a minute before.
+        BadOption: The recording begins later, or ends more than a minute before.
     """
     first = last = chosen = None
     for moment in all_moments:
@@ -206,13 +206,13 @@ def at_time(all_moments: Iterable[Moment], unix_s: float) -> Moment:
 
 
 def at_end(all_moments: Iterable[Moment]) -> Moment:
-    """The last one.
+    """Return the last moment.
 
     Raises:
-        BadOption: there is none.
+        BadOption: The recording is empty.
     """
     last = None
-    for last in all_moments:  # noqa: B007 - the last is what is asked for
+    for last in all_moments:  # noqa: B007 - only the last one counts
         pass
     if last is None:
         raise BadOption("the recording is empty")

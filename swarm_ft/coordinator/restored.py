@@ -1,4 +1,4 @@
-"""What a journal that was put back from a copy names, and is there no more."""
+"""Consistency of a restored journal with the snapshots on disk."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ logger = get_logger(__name__)
 
 
 def forget_missing_snapshots(journal: Journal, store: SnapshotStore | None) -> None:
-    """Drop snapshots that the store lacks, before a run is to begin from one. Blocks.
+    """Drop snapshots that the store lacks, before a run can start from one. Blocks.
 
     A copy of a journal names the snapshots of its time, which later ones replaced.
 
     Raises:
-        JournalError: the journal cannot be written.
+        JournalError: The journal cannot be written.
     """
     if store is None:
         return
@@ -32,5 +32,5 @@ def forget_missing_snapshots(journal: Journal, store: SnapshotStore | None) -> N
         missing = sorted(named - {manifest.step for manifest in found})
         if missing:
             shown = ", ".join(map(str, missing))
-            logger.warning("run %s: snapshots of steps %s are gone", run.run_id, shown)
+            logger.warning("run %s: snapshots of steps %s are missing", run.run_id, shown)
             journal.forget_snapshots(run.run_id, missing)

@@ -1,6 +1,6 @@
-"""What a recording tells of besides what was known: events, losses, who was at what when. No I/O.
+"""Events, losses and timelines of a recording, beside the states that `replay` finds. No I/O.
 
-`Past` answers as a coordinator does, for its page, of one moment that stays.
+`Past` answers requests of the page as a coordinator would at one moment.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from swarm_ft.protocol.messages.timeline import (
 
 SAME_CLOCK = ClockEstimate(offset_us=0, error_us=0)
 MAX_EVENTS = 10_000
-"""Of what happened, the newest, as journals keep them."""
+"""Newest events that are kept, as in journals."""
 
 
 @dataclass(slots=True)
 class _Losses:
-    """Of one run, by step."""
+    """Losses of one run, by step."""
 
     steps: dict[int, StepCommitted] = field(default_factory=dict)
     evaluations: dict[int, Evaluated] = field(default_factory=dict)
@@ -55,10 +55,10 @@ class _Losses:
 
 
 class Retold:
-    """See the module's docstring. Takes moments in their order.
+    """Events and losses of a recording. Takes moments in their order.
 
     Attributes:
-        events: what happened.
+        events: Events so far.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Retold:
         self._losses: dict[RunId, _Losses] = {}
 
     def take(self, moment: Moment) -> None:
-        """The next one."""
+        """Add the next moment."""
         happened = [effect for effect in moment.effects if isinstance(effect, Happened)]
         first = moment.next_event - len(happened)
         self.events += (
@@ -87,14 +87,14 @@ class Retold:
                 self._losses.setdefault(run_id, _Losses()).roll_back(effect)
 
     def losses(self, run_id: RunId, first: int) -> list[StepCommitted | Evaluated]:
-        """Of a run, as far as it was recorded: steps from `first` on and evaluations, in order."""
+        """Return a run's recorded steps from `first` on, and evaluations, in order."""
         known = self._losses.get(run_id, _Losses())
         steps = [one for step, one in known.steps.items() if step >= first]
         found = [one for step, one in known.evaluations.items() if step >= first]
-        return sorted([*found, *steps], key=lambda told: told.step)
+        return sorted([*found, *steps], key=lambda one: one.step)
 
 
-# ---- who was at what when, as far as the coordinator knew
+# ---- timelines, as far as the coordinator knew
 
 
 @dataclass(slots=True)
@@ -104,17 +104,18 @@ class _AtStep:
 
 
 def timelines(all_moments: Iterable[Moment], run_id: RunId) -> Iterator[PeerTimeline]:
-    """Of each peer of a run, from each step's plan to when it was ready, and to the commit.
+    """Yield each peer's timeline of each step: from the plan to its report, and to the commit.
 
-    Nothing finer was recorded: what peers do inside a step they tell to who traces it meanwhile.
+    Recordings hold nothing finer: peers send their own timelines only while a client traces the
+    run.
     """
     at: dict[PeerId, _AtStep] = {}
     for moment in all_moments:
         now_us = round(1e6 * moment.unix_s)
         entry = moment.entry
         if isinstance(entry, Decided) and isinstance(entry.event, PeerSaid):
-            peer, said = entry.event.peer_id, entry.event.message
-            if isinstance(said, StepReady) and said.run_id == run_id and peer in at:
+            peer, message = entry.event.peer_id, entry.event.message
+            if isinstance(message, StepReady) and message.run_id == run_id and peer in at:
                 at[peer].ready_us = now_us
         for effect in moment.effects:
             match effect:
@@ -171,11 +172,11 @@ def _spans(spans: Sequence[tuple[SpanKind, int, int]], step: StepNumber) -> Span
 
 
 class Past:
-    """A coordinator at a moment, for its page; see `page.facts.Source`.
+    """A coordinator at one moment, for its page; see `page.facts.Source`.
 
     Args:
-        moment: that is shown.
-        retold: what happened until then.
+        moment: Moment that is shown.
+        retold: Events and losses until then.
     """
 
     def __init__(self, moment: Moment, retold: Retold) -> None:
@@ -184,51 +185,51 @@ class Past:
 
     @property
     def is_ready(self) -> bool:
-        """It neither plans nor commits."""
+        """Always False: a recording neither plans nor commits."""
         return False
 
     def status(self, page: StatusRequest = StatusRequest()) -> SwarmStatus:  # noqa: B008
-        """A page of what was known."""
+        """Return a page of the swarm's status."""
         return self._moment.status(page)
 
     async def happened(self, request: EventsRequest) -> AsyncGenerator[SwarmEvent, None]:
-        """What happened until then."""
+        """Yield the events until this moment."""
         for event in self._retold.events:
             if event.serial >= request.since and request.run_id in (None, event.run_id):
                 yield event
 
     @property
     def event_counts(self) -> Mapping[EventKind, int]:
-        """How often what happened, as far as it was recorded."""
+        """Number of recorded events of each kind."""
         return Counter(event.kind for event in self._retold.events)
 
     def losses(self, run_id: RunId, first: int, max_points: int) -> list[StepCommitted | Evaluated]:
-        """Of a run, as far as it was recorded.
+        """Return a run's recorded steps and evaluations, at most about `max_points`.
 
         Raises:
-            NotFound: there was no such run.
+            NotFound: There is no such run at this moment.
         """
         if run_id not in self._moment.state.runs:
-            raise NotFound(f"run {run_id} was not known then")
+            raise NotFound(f"{run_id} was not known at this moment")
         found = self._retold.losses(run_id, first)
         return found[:: max(1, -(-len(found) // max_points))]
 
     def cancel(self, run_id: RunId) -> None:
-        """Raises OutOfTurn."""
-        raise OutOfTurn(f"run {run_id}: this is the past; it cannot be changed")
+        """Raise OutOfTurn."""
+        raise OutOfTurn(f"{run_id}: a recording cannot be changed")
 
     def pause(self, run_id: RunId) -> None:
-        """Raises OutOfTurn."""
+        """Raise OutOfTurn."""
         self.cancel(run_id)
 
     def resume(self, run_id: RunId) -> None:
-        """Raises OutOfTurn."""
+        """Raise OutOfTurn."""
         self.cancel(run_id)
 
     def change_rate(self, run_id: RunId, learning_rate: float) -> None:
-        """Raises OutOfTurn."""
+        """Raise OutOfTurn."""
         self.cancel(run_id)
 
     def change_codecs(self, run_id: RunId, forward: str = "", backward: str = "") -> None:
-        """Raises OutOfTurn."""
+        """Raise OutOfTurn."""
         self.cancel(run_id)

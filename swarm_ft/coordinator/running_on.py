@@ -1,8 +1,8 @@
-"""A swarm simulated from a moment on: the coordinator's own decisions, and peers that obey. Pure.
+"""Simulation of a swarm from one moment on: the real decisions, with obedient peers. Pure.
 
-Peers answer what the coordinator says as real ones do that keep their word: they load, compute,
-sum, commit, take stages over. How long that takes is a model's to say, nothing is computed, and
-losses stay what they were. So what comes of it is how fast the swarm is, and what it decides.
+Simulated peers answer each message of the coordinator as honest ones do: they load, compute, sum,
+commit and copy stages. A model provides all durations, nothing is computed, and losses stay the
+same. The result is the swarm's speed, and its decisions.
 """
 
 from __future__ import annotations
@@ -50,35 +50,35 @@ from swarm_ft.protocol.spec.digest import digest_of
 TICK_S, ALIVE_S = 0.5, 2.0
 STEPS = 20
 PATIENCE_S, PATIENCE_STEPS = 600.0, 3.0
-"""For so long, and as long as so many steps take, a commit is waited for."""
+"""Longest wait for a commit: these seconds, and the duration of this many steps."""
 MAX_EVENTS = 200_000
 
 
 class Speeds(Protocol):
-    """How long things take."""
+    """Durations of a swarm's work, in seconds."""
 
     def step_s(self, run: Run) -> float:
-        """Of a step as it is planned now, from its plan until all are ready."""
+        """Return the seconds of a step as it is planned now, until all peers are ready."""
         ...
 
     def load_s(self, run: Run, peer_id: PeerId) -> float:
-        """To get a stage's weights, or its state from a replica."""
+        """Return the seconds in which a peer loads a stage's weights, or copies its state."""
         ...
 
     def compute_s(self, run: Run, peer_id: PeerId) -> float:
-        """Of a peer's share of a step."""
+        """Return the seconds of a peer's share of a step."""
         ...
 
 
 @dataclass(kw_only=True, slots=True)
 class Went:
-    """How it went.
+    """Result of a simulation.
 
     Attributes:
-        state: in the end.
-        seconds: until the last commit.
-        step_s: each of the steps that were committed.
-        happened: what people would have been told, and after how many seconds.
+        state: Final state.
+        seconds: Seconds until the last commit.
+        step_s: Seconds of each committed step.
+        happened: Events for people, each with its time in seconds.
     """
 
     state: SwarmState
@@ -94,14 +94,15 @@ def run_on(
     events: Iterable[Event] = (),
     steps: int = STEPS,
 ) -> Went:
-    """Let a swarm run on from a state.
+    """Simulate a swarm from a state on.
 
     Args:
-        state: of any moment.
-        run_id: the run that is looked at; the others go on beside it.
-        speeds: how long things take.
-        events: that happen first.
-        steps: of the run, after which it ends; and if the run does, or nothing moves for long.
+        state: Any state.
+        run_id: Run to observe; other runs continue beside it.
+        speeds: Durations of work.
+        events: Events that happen first.
+        steps: Steps of the run after which the simulation ends. It also ends with the run, or when
+            nothing moves for long.
     """
     swarm = _Swarm(state, run_id, speeds)
     swarm.take_up()
@@ -125,7 +126,7 @@ class _Swarm:
         self._coming: list[tuple[float, int, Callable[[], Event | None]]] = []
 
     def take_up(self) -> None:
-        """What is under way goes on: who was to answer does."""
+        """Let peers finish the work that is under way."""
         self._at(0.0, self._tick)
         self._at(ALIVE_S, self._all_alive)
         for run in self.state.going_runs:
@@ -152,7 +153,7 @@ class _Swarm:
         return waited_s < PATIENCE_S + PATIENCE_STEPS * self._speeds.step_s(run)
 
     def next(self) -> None:
-        """Whatever comes first."""
+        """Process the next event."""
         self._now_s, _, made = heapq.heappop(self._coming)
         event = made()
         if event is not None:
@@ -167,7 +168,7 @@ class _Swarm:
     def _follow(self, effect: Effect) -> None:
         match effect:
             case Say(peer, message) if peer in self.state.members:
-                self._heard(peer, message)
+                self._on_message(peer, message)
             case CommitRecord(run_id, step) if run_id == self._run_id:
                 self.went.step_s.append(step.seconds)
                 self.went.seconds = self._now_s - self._began_s
@@ -196,7 +197,7 @@ class _Swarm:
         self._at(ALIVE_S, self._all_alive)
 
     def _alive(self, run: Run, peer: PeerId) -> PeerAlive:
-        """How far it is, if all take as long as the model says."""
+        """Return a peer's progress, if all take as long as the model predicts."""
         if run.step is None or run.phase is not RunPhase.TRAINING:
             return PeerAlive(run_id=run.run_id, attempt=run.attempt.number)
         part = min(1.0, (self._now_s - run.step.began_s) / max(self._speeds.step_s(run), 1e-6))
@@ -208,9 +209,9 @@ class _Swarm:
             compute_s=part * self._speeds.compute_s(run, peer),
         )
 
-    # ---- peers that keep their word
+    # ---- simulated peers
 
-    def _heard(self, peer: PeerId, message: Message) -> None:
+    def _on_message(self, peer: PeerId, message: Message) -> None:
         run = self.state.runs.get(getattr(message, "run_id", RunId("")))
         if run is None:
             return
@@ -228,9 +229,9 @@ class _Swarm:
                 self._saved(run, peer, message)
 
     def _assigned(self, run: Run, peer: PeerId, assign: Assign) -> None:
-        mine = [one for one in assign.learners if peer in one.sources]
-        for step in sorted({one.step for one in mine}):
-            proofs = {one.peer_id: _proof(one.peer_id) for one in mine if one.step == step}
+        learners = [one for one in assign.learners if peer in one.sources]
+        for step in sorted({one.step for one in learners}):
+            proofs = {one.peer_id: _proof(one.peer_id) for one in learners if one.step == step}
             offered = StageOffered(
                 run_id=assign.run_id,
                 attempt=assign.attempt,
@@ -273,7 +274,7 @@ class _Swarm:
 
 
 def share_of(run: Run, peer: PeerId) -> int:
-    """How many microbatches of the step under way a peer computes."""
+    """Return how many microbatches of the present step a peer computes."""
     for index, stage in enumerate(run.computing):
         if run.step is not None and peer in stage.peers:
             return run.step.share(index, stage.peers.index(peer))
@@ -281,7 +282,7 @@ def share_of(run: Run, peer: PeerId) -> int:
 
 
 def _evaluated(run: Run, peer: PeerId) -> Iterator[EvalSum]:
-    """A peer of the last stage finds held-out samples as they were found last."""
+    """Yield a last-stage peer's sums for held-out samples, with the last known loss."""
     train, known = run.spec.train, run.past.last_evaluation
     index, stage = len(run.computing) - 1, run.computing[-1]
     batches = run.step.evaluation if run.step else ()

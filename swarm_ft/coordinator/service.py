@@ -152,23 +152,23 @@ TICK_S = 0.25
 MAX_LEARNING_RATE = 1e3
 MAX_RATE_CHANGES = 256
 READY_S = 5.0
-"""Time that stands still for so long does not pass."""
+"""Seconds without an event after which the coordinator is not ready."""
 MAX_QUEUED_TO_PEER = 256
-"""A peer that lets more messages pile up is dropped; it may join again."""
+"""Messages that may pile up before a peer is dropped; it may join again."""
 
 MAX_LISTED = 10
-"""Of the runs that a client may mean."""
+"""Most runs that an error message lists."""
 STEPS_AT_ONCE = 256
-"""Read from the journal for a watcher: a run may have millions, and others wait meanwhile."""
+"""Steps read from the journal at a time for a watcher: a run may have millions, and others wait."""
 
 JOINS_PER_S = 4.0
-"""Of one address and of one peer; each costs a decision over all runs."""
+"""Joins per second of one address and of one peer; each costs a decision over all runs."""
 ADDRESS_BURST, PEER_BURST = 128, 8
-"""At once: all peers of one address come back together after a restart, a peer comes once."""
+"""Joins at once: after a restart all peers of one address return together, and a peer once."""
 MAX_FOLLOWERS, MAX_OWN_FOLLOWERS = 64, 8
-"""Calls that follow what happens: of all members, and of one. The owner's page takes none."""
+"""Calls that follow events: of all members, and of one. The operator's page takes none."""
 MAX_ENCODED_PAGES = 128
-"""Pages of events that are remembered as bytes: all of the journal, with words and without."""
+"""Pages of events that are cached as bytes: all of the journal, with and without texts."""
 DEFAULT_QUOTAS = Quotas()
 BUG = "a bug; the coordinator's log has the details"
 
@@ -178,11 +178,12 @@ EventsStream = MessageStream[SwarmEvents | Encoded, EventsRequest]
 
 
 class _Outbox:
-    """What a peer is to be told, in order; its stream ends when `write` or `dropped` does.
+    """Messages to one peer, in order; its stream ends when `write` or `dropped` does.
 
     Args:
-        load: the message to send, with a plan's tokens; None if it is of no use any more.
-        on_unsendable: called with a message that has no form on the wire, or is too long.
+        load: Function that returns the message to send, with a plan's tokens; None if it is
+            obsolete.
+        on_unsendable: Callback with a message that cannot be encoded, or is too long.
     """
 
     def __init__(
@@ -196,9 +197,9 @@ class _Outbox:
         self._dropped: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
 
     def put(self, item: Say | SwarmError) -> None:
-        """Tell this next; an error ends the stream when all before it is said."""
+        """Queue a message; an error ends the stream after all messages before it."""
         if self._queue.full():
-            self.drop(Unavailable("this peer does not read what the coordinator says"))
+            self.drop(Unavailable("this peer does not read the coordinator's messages"))
         else:
             self._queue.put_nowait(item)
 
@@ -208,7 +209,7 @@ class _Outbox:
             self._dropped.set_result(reason)
 
     async def write(self, stream: PeerStream) -> None:
-        """Say what is put, until cancelled; raises the error that is put."""
+        """Send queued messages until cancelled; raise a queued error."""
         while True:
             item = await self._queue.get()
             if isinstance(item, SwarmError):
@@ -223,34 +224,34 @@ class _Outbox:
                 failpoints.reached("commit-said")
 
     async def dropped(self) -> None:
-        """Raise the reason once there is one."""
+        """Raise the reason of `drop` once there is one."""
         raise await self._dropped
 
 
 class CoordinatorService:
-    """Owns the state, the journal and everybody's streams.
+    """The coordinator's state, its journal and all streams.
+
+    A failing journal ends `run`: no message may be sent about a change that is not durable.
 
     Args:
-        journal: what it knows, and is to know after a restart.
-        clock: the time.
-        snapshots: where peers save stages; None: with each other, or nowhere.
-        num_keepers: how many peers keep each stage of a snapshot, where there is no such place; 0:
-            none are kept.
-        moves_layers: whether runs are cut anew while they train, where that is faster.
-        queue_s: how long a run that nobody can host waits for somebody.
-        result_s: how long a finished run waits for its client.
-        quotas: how much clients may ask for.
-        grants: what a member may host, by its name, asked in a thread as it joins; None: all may
-            host anything. It may raise what the member is to hear.
-        claims: the claim of a client to peers, by its name, asked in a thread as it submits a job;
+        journal: Database of everything that a restart needs.
+        clock: Clock of the coordinator.
+        snapshots: Common directory for stages of snapshots; None: peers keep them, or nobody does.
+        num_keepers: Number of peers that keep each stage of a snapshot, without a common place;
+            0: none.
+        moves_layers: Whether runs are repartitioned for speed while they train.
+        queue_s: Seconds that a run waits for peers that can host it.
+        result_s: Seconds that a finished run waits for its client.
+        quotas: Limits on clients' jobs.
+        grants: Function that returns a member's permissions by its name, called in a thread;
+            None: all members may host anything. It may raise an error for the member.
+        claims: Function that returns a client's claim on peers by its name, called in a thread;
             None: clients have no keys.
-        ways: tells who reaches whom, as far as is known.
-        relays: that are there, and are told whose keys are revoked.
-        unix_s: the wall clock, for those who read what happened.
-        recording: where all goes that went into decisions; None: nowhere.
+        ways: Function that returns the known connectivity of members.
+        relays: Connected relays; they receive revocations.
+        unix_s: Wall clock, for the times of events.
         names: Names of members for people.
-
-    A failing journal ends `run`: what cannot be made durable must not be said.
+        recording: Sink for all inputs of decisions; None: there is no recording.
     """
 
     def __init__(  # noqa: PLR0913 - what a process has to give
@@ -299,7 +300,7 @@ class CoordinatorService:
         self._disk = DiskWatch(journal.tokens.free_bytes, RESERVE_BYTES)
         self._frames = StatusFrames(self._encoded_status, lambda: self._state)
         self._followers = Places(MAX_FOLLOWERS, MAX_OWN_FOLLOWERS, "followers")
-        # Made once for all readers of the same page.
+        # All readers of a page share its bytes.
         self._encoded_page = lru_cache(MAX_ENCODED_PAGES)(_encoded_page)
         self._unix_s = unix_s
         self._is_ending = False
@@ -307,7 +308,7 @@ class CoordinatorService:
         self._recorder = Recorder(recording, self._surroundings()) if recording else None
         self._revoked = Revoked(names=())
         self._open_calls: Counter[str] = Counter()
-        self._heard: set[str] = set()
+        self._callers: set[str] = set()
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
         self._state: SwarmState = SwarmState(
@@ -323,10 +324,10 @@ class CoordinatorService:
         )
         for run in runs.values():
             if not run.phase.is_over:
-                logger.info("run %s: taken up at step %d", run.run_id, run.committed_steps)
+                logger.info("run %s: continues at step %d", run.run_id, run.committed_steps)
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
-        """What this service answers, for `Transport.serve`."""
+        """Return the handlers for `Transport.serve`."""
         answers: dict[Method[Any, Any], Handler] = {
             JOIN: self._join,
             SUBMIT: self._submit,
@@ -338,10 +339,10 @@ class CoordinatorService:
             PLACE: self._capacity.place,
             MEASURE_LINK: self._capacity.measure,
         }
-        return {method: self._noting_caller(answer) for method, answer in answers.items()}
+        return {method: self._with_noted_caller(answer) for method, answer in answers.items()}
 
-    def _noting_caller(self, answer: Handler) -> Handler:
-        """The handler, which remembers the names of its callers for `take_heard`."""
+    def _with_noted_caller(self, answer: Handler) -> Handler:
+        """Return the handler, extended to record its callers for `take_heard`."""
 
         async def noting(stream: MessageStream[Any, Any]) -> None:
             name = _member(stream.caller)
@@ -350,20 +351,20 @@ class CoordinatorService:
                 await answer(stream)
             finally:
                 self._open_calls -= Counter((name,))
-                self._heard.add(name)
+                self._callers.add(name)
 
         return noting
 
     def take_heard(self) -> frozenset[str]:
         """Return the names of members that have called since the last time, or still do."""
-        heard, self._heard = self._heard, set()
+        heard, self._callers = self._callers, set()
         return frozenset((heard | self._open_calls.keys()) - {""})
 
     async def run(self) -> None:
-        """Let time pass until cancelled.
+        """Process the passage of time until cancelled.
 
         Raises:
-            JournalError: the journal cannot be written.
+            JournalError: The journal cannot be written.
         """
         self._start(self._forget_snapshots())
         started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=described_version())
@@ -382,17 +383,17 @@ class CoordinatorService:
                 self._recorder.close()
 
     def _check_disk(self) -> None:
-        """Report a disk that becomes nearly full, and one that has room again."""
+        """Emit an event when the disk becomes nearly full, and when it has room again."""
         happened = self._disk.look(self._clock.now_s())
         if happened is None:
             return
         logger.warning("%s", in_words(happened.reason))
-        with contextlib.suppress(JournalError):  # the event needs the room that is missing
+        with contextlib.suppress(JournalError):  # the event needs room on the full disk
             self._happenings.written(self._write([], [happened]))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the operator has to see to, for people."""
+        """Problems that the operator should solve, as text."""
         return () if self._disk.low is None else (in_words(self._disk.low),)
 
     # ---- events in, effects out
@@ -420,10 +421,10 @@ class CoordinatorService:
             self._perform_all(effects)
 
     def _take(self, event: Event, after: SwarmState, effects: list[Effect]) -> bool:
-        """Make a decision durable, and the state what it says; False if it cannot be written.
+        """Make a decision durable and adopt its state; return False if it cannot be written.
 
         Raises:
-            JournalError: the journal takes nothing.
+            JournalError: The journal cannot be written at all.
         """
         records = [effect for effect in effects if isinstance(effect, Record)]
         try:
@@ -461,10 +462,10 @@ class CoordinatorService:
             self._abort(failed_run, cause)
 
     def _abort_and_retry(self, run_id: RunId, error: Exception, event: Event) -> None:
-        """Fail a run; then decide again about an event that is not about this run alone.
+        """Fail a run; then decide again about an event that concerns more than this run.
 
         Raises:
-            Exception: `error`, if the run is over already, so that to fail it would change nothing.
+            Exception: `error`, if the run is over already, so that failing it would change nothing.
         """
         if not self._is_under_way(run_id):
             raise error
@@ -476,27 +477,27 @@ class CoordinatorService:
         """Fail a run after a bug, so that all others go on. The log gets the traceback, once."""
         logger.error("run %s: a bug in the coordinator; the run fails", run_id, exc_info=error)
         if self._is_under_way(run_id):
-            self._handle(RunAborted(run_id, f"the coordinator cannot go on with it: {BUG}"))
+            self._handle(RunAborted(run_id, f"the coordinator failed on this run: {BUG}"))
 
     def _is_under_way(self, run_id: RunId) -> bool:
         run = self._state.runs.get(run_id)
         return run is not None and run.phase <= RunPhase.FINISHED
 
-    def _unsendable(self, say: Say, error: Exception) -> None:
+    def _on_unsendable(self, say: Say, error: Exception) -> None:
         run_id = run_of(say)
         if run_id is None:
             raise error
-        with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
+        with contextlib.suppress(SwarmError):  # a failing journal ends `run`, which reports it
             self._abort(run_id, error)
 
     def _write(self, records: list[Record], happened: list[Happened]) -> list[EventRecord]:
-        # That peers lose a coordinator that ends says nothing of them.
+        # A coordinator that ends loses its peers, which is no event about them.
         events = self._happenings.numbered([] if self._is_ending else happened)
         self._journal.write([*records, *events])
         return events
 
     def _log_phase(self, run: Run) -> None:
-        """Log a run's phase, unless it is what was logged last."""
+        """Log a run's phase, unless that is what was logged last."""
         words = run.phase.in_words(self._names.in_text(in_words(run.reason)))
         if self._logged_phases.get(run.run_id) != words:
             logger.info("run %s: %s", run.run_id, words)
@@ -514,7 +515,7 @@ class CoordinatorService:
             case Dismiss(peer_id, error, reason):
                 refusal = error(self._names.in_text(in_words(reason)))
                 shown = self._names.shown(peer_id)
-                logger.warning("peer %s is sent away: %s", shown, refusal.message)
+                logger.warning("peer %s is dismissed: %s", shown, refusal.message)
                 self._put(peer_id, refusal)
             case Publish(run_id, published):
                 if isinstance(published, Run):
@@ -548,27 +549,27 @@ class CoordinatorService:
             words = error.message if isinstance(error, SwarmError) else BUG
             known = isinstance(error, SwarmError)
             logger.warning(
-                "run %s: snapshot of step %d: %s",
+                "run %s: the snapshot of step %d failed: %s",
                 *(run_id, snapshot.step, words),
                 exc_info=None if known else error,
             )
             with contextlib.suppress(SwarmError):
                 self._handle(SnapshotLost(run_id, snapshot, words))
             return
-        logger.info("run %s: snapshot of step %d is whole", run_id, snapshot.step)
-        with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
+        logger.info("run %s: the snapshot of step %d is complete", run_id, snapshot.step)
+        with contextlib.suppress(SwarmError):  # a failing journal ends `run`, which reports it
             self._handle(SnapshotWritten(run_id, snapshot))
             await self._prune_snapshots(run_id)
 
     async def _list_snapshot(self, effect: WriteSnapshot) -> None:
         if self._snapshots is None:
-            raise Unavailable("start the coordinator with --snapshots to keep any")
+            raise Unavailable("this coordinator keeps no snapshots; start it with --snapshots")
         snapshot = effect.snapshot
         manifest = Manifest.of_run(effect.run_id, effect.spec, snapshot.step, snapshot.stages)
         await asyncio.to_thread(self._snapshots.commit, manifest)
 
     async def _prune_snapshots(self, run_id: RunId) -> None:
-        """Remove those that the run has no use for any more."""
+        """Remove snapshots that the run no longer needs."""
         run = self._state.runs.get(run_id)
         if self._snapshots is None or run is None or run.phase > RunPhase.FINISHED:
             return
@@ -576,10 +577,10 @@ class CoordinatorService:
         try:
             await asyncio.to_thread(self._snapshots.prune, run_id, kept)
         except SwarmError as error:
-            logger.warning("run %s: old snapshots: %s", run_id, error.message)
+            logger.warning("run %s: old snapshots cannot be removed: %s", run_id, error.message)
 
     async def _forget_snapshots(self) -> None:
-        """Remove snapshots of runs that are over: what a peer was still writing comes late.
+        """Remove snapshots of runs that are over, including stages that peers wrote late.
 
         Those of a run that cannot be read stay: a later version may read it.
         """
@@ -590,10 +591,10 @@ class CoordinatorService:
         try:
             await asyncio.to_thread(self._snapshots.forget, over)
         except SwarmError as error:
-            logger.warning("snapshots of runs that are over: %s", error.message)
+            logger.warning("snapshots of ended runs cannot be removed: %s", error.message)
 
     async def _with_tokens(self, say: Say) -> ToPeer | None:
-        """The message, with what a plan needs of its samples; None if these cannot be read."""
+        """Return the message, with the tokens that a plan needs; None if they cannot be read."""
         message = message_to_peer(say.message, self._names)
         if not isinstance(message, PlanStep):
             return message
@@ -620,7 +621,7 @@ class CoordinatorService:
         )
 
     async def _counts_of(self, run: Run, plan: PlanStep) -> Counts:
-        """Of all samples of a plan, counted once for all of its peers."""
+        """Count all samples of a plan, once for all of its peers."""
         wanted = run.run_id, plan.samples
         if self._counted is None or self._counted[0] != wanted:
             counting = asyncio.to_thread(self._count, run, plan)
@@ -639,13 +640,13 @@ class CoordinatorService:
 
     def _put(self, peer_id: PeerId, item: Say | SwarmError) -> None:
         outbox = self._outboxes.get(peer_id)
-        if outbox is not None:  # else its loss is on its way to the machine
+        if outbox is not None:  # else `PeerLost` follows
             outbox.put(item)
 
     # ---- peers
 
     def revoke(self, names: frozenset[str]) -> None:
-        """These members are known no more: they are sent away, and all others told."""
+        """Dismiss these members, and send the revocation to all others."""
         self._revoked = Revoked(names=tuple(sorted(names)[:MAX_REVOKED]))
         if self._relays is not None:
             self._relays.revoke(names)
@@ -656,12 +657,12 @@ class CoordinatorService:
                 self._put(peer_id, Say(peer_id, self._revoked))
 
     def renewed(self, name: str, until_unix_s: float) -> None:
-        """Notify all peers that a member has a newer certificate: they keep its calls open."""
+        """Send a member's renewed expiry to all peers, so that they keep its calls open."""
         for peer_id in self._outboxes:
             self._put(peer_id, Say(peer_id, Renewed(name=name, until_unix_s=until_unix_s)))
 
     def send_all_away(self, reason: str) -> None:
-        """Nobody is a member any more."""
+        """Dismiss all peers."""
         for outbox in self._outboxes.values():
             outbox.drop(NotAllowed(reason))
 
@@ -689,49 +690,49 @@ class CoordinatorService:
             if self._outboxes.get(hello.peer_id) is outbox:
                 del self._outboxes[hello.peer_id]
                 self._capacity.gone(hello.peer_id)
-                logger.info("peer %s is gone", self._names.shown(hello.peer_id))
+                logger.info("peer %s disconnected", self._names.shown(hello.peer_id))
                 self._handle(PeerLost(hello.peer_id))
 
     async def _grant(self, peer_id: PeerId) -> Grant:
         return await asyncio.to_thread(self._grants, peer_id) if self._grants else Grant()
 
     def _open_outbox(self, peer_id: PeerId) -> _Outbox:
-        """The outbox of a peer's new stream, which replaces an older one."""
-        older, outbox = self._outboxes.get(peer_id), _Outbox(self._with_tokens, self._unsendable)
+        """Return the outbox of a peer's new stream, which replaces an older one."""
+        older, outbox = self._outboxes.get(peer_id), _Outbox(self._with_tokens, self._on_unsendable)
         if older is not None:
             older.drop(OutOfTurn(f"peer {peer_id} joined again elsewhere"))
         self._outboxes[peer_id] = outbox
         return outbox
 
     async def _read(self, stream: PeerStream, peer_id: PeerId) -> None:
-        while (said := await stream.receive()) is not None:
-            match said:
+        while (message := await stream.receive()) is not None:
+            match message:
                 case PeerHello():
-                    raise OutOfTurn(f"peer {peer_id} said hello twice")
+                    raise OutOfTurn(f"peer {peer_id}: expected one hello, got a second one")
                 case ClockProbe(sent_us):
                     reply = ClockReply(sent_us, round(1e6 * self._clock.now_s()))
                     self._put(peer_id, Say(peer_id, reply))
                 case ContributionRequest():
-                    self._handle(PeerSaid(peer_id, said))
+                    self._handle(PeerSaid(peer_id, message))
                     given = self._state.contribution_of(peer_id)
                     self._put(peer_id, Say(peer_id, ContributionReport(given=given)))
                 case StepTimeline():
-                    self._trace(peer_id, said)
+                    self._trace(peer_id, message)
                 case Machine():
-                    is_new = self._capacity.heard(peer_id, said)
+                    is_new = self._capacity.heard(peer_id, message)
                     if self._recorder is not None and is_new:
-                        self._recorder.machine(peer_id, said)
+                        self._recorder.machine(peer_id, message)
                 case _:
-                    self._handle(PeerSaid(peer_id, said))
+                    self._handle(PeerSaid(peer_id, message))
 
     def _trace(self, peer_id: PeerId, timeline: StepTimeline) -> None:
-        """Pass on what a peer of a run did, to whoever wants to know."""
+        """Forward a peer's timeline to the watchers that trace its run."""
         run = self._state.runs.get(timeline.run_id)
         assignments = run.attempt.assignments if run is not None else ()
         layers = {assignment.peer_id: assignment.layers for assignment in assignments}
         if peer_id in layers:
-            told = PeerTimeline(peer_id=peer_id, layers=layers[peer_id], timeline=timeline)
-            self._watchers.trace(told)
+            traced = PeerTimeline(peer_id=peer_id, layers=layers[peer_id], timeline=timeline)
+            self._watchers.trace(traced)
 
     # ---- clients
 
@@ -758,16 +759,16 @@ class CoordinatorService:
         member = _member(stream.caller)
         watching = self._watchers.watching(run.run_id, is_tracing=is_tracing, member=member)
         with watching as watcher:
-            # A watcher that does not read may be dropped while it is waited for.
-            await until_one_ends(self._tell_all(stream, run, watcher), watcher.dropped())
+            # A watcher that does not read may be dropped during a send.
+            await until_one_ends(self._send_history(stream, run, watcher), watcher.dropped())
 
-    async def _tell_all(self, stream: WatchStream, run: Run, watcher: Watcher) -> None:
-        """What happened in a run, then what happens, until it is over."""
+    async def _send_history(self, stream: WatchStream, run: Run, watcher: Watcher) -> None:
+        """Send a watcher the run's history, then its updates, until the run is over."""
         status = status_of(run, self._names)
         await stream.send(status)
         for first in range(0, status.committed_steps + 1, STEPS_AT_ONCE):
-            for told in self._happened(run, first, status.committed_steps):
-                await stream.send(told)
+            for part in self._history_part(run, first, status.committed_steps):
+                await stream.send(part)
         if status.phase.is_over:
             await stream.send(status)
             return
@@ -776,15 +777,18 @@ class CoordinatorService:
             event = await watcher.next()
             await stream.send(event)
 
-    def _happened(
+    def _history_part(
         self, run: Run, first: int, committed_steps: int
     ) -> list[Evaluated | StepCommitted]:
-        """Some steps and evaluations, in order: weights are evaluated before the next step."""
+        """Return some steps and evaluations, in order.
+
+        Weights are evaluated before the next step.
+        """
         stop = min(first + STEPS_AT_ONCE, committed_steps + 1)
         steps = self._journal.steps(run.run_id, first, STEPS_AT_ONCE)
         evaluations = self._journal.evaluations(run.run_id, first, stop)
         counted = [step for step in steps if step.step < committed_steps]
-        return sorted([*evaluations, *counted], key=lambda told: told.step)
+        return sorted([*evaluations, *counted], key=lambda one: one.step)
 
     async def _end(
         self,
@@ -793,7 +797,7 @@ class CoordinatorService:
     ) -> None:
         request = await stream.receive()
         run = self._named(request, stream.caller)
-        if is_owner(stream.caller, run.owner):  # a reader that has the result ends nothing
+        if is_owner(stream.caller, run.owner):  # a reader may have the result, and ends nothing
             actor = Actor.CLIENT if stream.caller is None else Actor.OWNER
             is_cancel = event is RunCancelled
             self._handle(
@@ -810,61 +814,61 @@ class CoordinatorService:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it plans and commits: time passes, and the journal takes what is decided."""
+        """Whether the coordinator plans and commits: time passes, and the journal is writable."""
         is_late = self._clock.now_s() - self._state.seen_at_s >= READY_S
         return not self._broken.done() and self._state.seen_at_s < math.inf and not is_late
 
     @property
     def event_counts(self) -> Mapping[EventKind, int]:
-        """How much happened, by its kind."""
+        """Number of events of each kind."""
         return self._happenings.counts
 
     def losses(self, run_id: RunId, first: int, max_points: int) -> list[StepCommitted | Evaluated]:
-        """Of a run, steps from `first` on and evaluations, without what was sent for them.
+        """Return a run's steps from `first` on, and evaluations, without their traffic.
 
         Args:
-            run_id: of any client's.
-            first: step.
-            max_points: of steps, and of evaluations; of more, as many are chosen evenly, the last
-                among them.
+            run_id: Run of any client.
+            first: First step.
+            max_points: Most steps, and most evaluations; of more, as many are chosen evenly, with
+                the last one.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: There is no such run.
         """
         run = self._state.runs.get(run_id)
         if run is None:
-            raise NotFound(f"run {run_id} is not known here")
+            raise NotFound(f"{run_id} is not known here")
         stop = run.past.all_steps
         steps = self._journal.chosen_steps(run_id, _evenly(first, stop, max_points))
         found = self._journal.evaluations(run_id, first, stop + 1)
         evaluations = [found[i] for i in _evenly(0, len(found), max_points)]
-        return sorted([*evaluations, *steps], key=lambda told: told.step)
+        return sorted([*evaluations, *steps], key=lambda one: one.step)
 
     # ---- requests of the swarm's operator, for any client's run
 
     def cancel(self, run_id: RunId) -> None:
-        """End a run.
+        """Cancel a run.
 
         Raises:
-            NotFound: there is no such run.
-            OutOfTurn: it is over.
+            NotFound: There is no such run.
+            OutOfTurn: The run is over.
         """
         self._steer(RunCancelled(run_id, Actor.OPERATOR), last=RunPhase.FINISHED)
 
     def pause(self, run_id: RunId) -> None:
-        """Plan no step after the one under way; raises as `cancel` does."""
+        """Pause a run after its present step; raises as `cancel` does."""
         self._steer(RunPaused(run_id, Actor.OPERATOR))
 
     def resume(self, run_id: RunId) -> None:
-        """Go on with a run that was paused; raises as `cancel` does."""
+        """Resume a paused run; raises as `cancel` does."""
         self._steer(RunResumed(run_id, Actor.OPERATOR))
 
     def change_rate(self, run_id: RunId, learning_rate: float) -> None:
-        """Train with another peak learning rate from the next step on; raises as `cancel` does.
+        """Change the peak learning rate from the next step on; raises as `cancel` does.
 
         Raises:
-            BadInput: it is no finite number from 0 on, or the run was submitted with 0; or it was
-                changed too often.
+            BadInput: The rate is not finite or negative, the run was submitted with 0, or there
+                were too many changes.
         """
         run = self._state.runs.get(run_id)
         if not 0.0 <= learning_rate <= MAX_LEARNING_RATE:
@@ -872,35 +876,35 @@ class CoordinatorService:
                 f"learning_rate: expected 0 to {MAX_LEARNING_RATE:g}, got {learning_rate}"
             )
         if run is not None and not run.spec.train.learning_rate:
-            raise BadInput(f"run {run_id} was submitted with learning rate 0, and keeps it")
+            raise BadInput(f"{run_id} was submitted with learning rate 0, which cannot change")
         if run is not None and len(run.steering.rates) >= MAX_RATE_CHANGES:
-            raise BadInput(f"run {run_id} had {MAX_RATE_CHANGES} learning rates already")
+            raise BadInput(f"{run_id} had {MAX_RATE_CHANGES} learning rates already")
         self._steer(RateChanged(run_id, learning_rate, Actor.OPERATOR))
 
     def change_codecs(self, run_id: RunId, forward: str = "", backward: str = "") -> None:
-        """Have frames go by other codecs from the next step on; raises as `cancel` does.
+        """Change the codecs from the next step on; raises as `cancel` does.
 
         Args:
-            run_id: of the run.
+            run_id: Run to change.
             forward, backward: as `--fw` and `--bw` take them; empty: as it is.
 
         Raises:
-            BadCodec: one is none, or cannot go on with what those before keep of samples.
-            BadInput: they were changed too often, or follow a quality.
+            BadCodec: A codec does not exist, or cannot continue with the present buffers.
+            BadInput: There were too many changes, or the codecs follow a quality.
         """
         run = self._state.runs.get(run_id)
         if run is None:
-            raise NotFound(f"run {run_id} is not known here")
+            raise NotFound(f"{run_id} is not known here")
         if run.spec.train.quality:
             raise BadInput(
-                f"run {run_id} asks for a quality (--quality {run.spec.train.quality:g}), and its "
-                "codecs follow what is measured; submit it with --fw and --bw to choose them"
+                f"{run_id} requests a quality (--quality {run.spec.train.quality:g}), which "
+                "determines its codecs; submit it with --fw and --bw to choose them"
             )
         wanted = run.spec_at(run.past.all_steps + 1).train.codecs
         codecs = Codecs(forward or wanted.forward, backward or wanted.backward)
         run.spec.with_codecs(codecs)
         if len(run.steering.codecs) >= MAX_CODEC_CHANGES:
-            raise BadInput(f"run {run_id} had {MAX_CODEC_CHANGES} pairs of codecs already")
+            raise BadInput(f"{run_id} had {MAX_CODEC_CHANGES} pairs of codecs already")
         self._steer(CodecsChanged(run_id, codecs, Actor.OPERATOR))
 
     def _steer(
@@ -910,13 +914,13 @@ class CoordinatorService:
     ) -> None:
         run = self._state.runs.get(event.run_id)
         if run is None:
-            raise NotFound(f"run {event.run_id} is not known here")
+            raise NotFound(f"{event.run_id} is not known here")
         if run.phase > last:
-            raise OutOfTurn(f"run {event.run_id} is over: {run.phase.name.lower()}")
+            raise OutOfTurn(f"{event.run_id} is over: {run.phase.name.lower()}")
         self._handle(event)
 
     def status(self, page: StatusRequest = FIRST_PAGE, caller: Caller | None = None) -> SwarmStatus:
-        """A page of what is known, as this caller may know it; None: all of it."""
+        """Return a page of the status, redacted for this caller; None: all of it."""
         relays = self._relays.statuses if self._relays is not None else ()
         found = overview(self._state, page, caller, self._capacity.machines)
         return replace(
@@ -930,7 +934,7 @@ class CoordinatorService:
     async def happened(
         self, request: EventsRequest, caller: Caller | None = None
     ) -> AsyncGenerator[SwarmEvent, None]:
-        """Yield events that this caller may know; None: all of them."""
+        """Yield events, redacted for this caller; None: all of them."""
         async with aclosing(self._event_pages(request, caller)) as pages:
             async for page in pages:
                 for event in page:
@@ -968,13 +972,13 @@ class CoordinatorService:
         request: WatchRequest | CancelRequest | CollectedRequest | None,
         caller: Caller | None,
     ) -> Run:
-        """The run a client means, of its own or shared with it; its only one if it names none.
+        """Return the run that a client names, or its only one: its own, or shared with it.
 
-        One that is shared may be watched and fetched, and not cancelled.
+        A shared run may be watched and fetched, but not cancelled.
 
         Raises:
-            BadOption: it names none, and may mean one or another.
-            NotFound: there is none, or it is another client's.
+            BadOption: The request names no run, and several are possible.
+            NotFound: There is no such run, or it is another client's.
         """
         ends = isinstance(request, CancelRequest)
         may = _may_end if ends else _may_read
@@ -985,7 +989,7 @@ class CoordinatorService:
         run = next((run for run in runs if run.run_id == name), None)
         if run is None:
             known = ", ".join(r.run_id for r in runs) or "none"
-            raise NotFound(f"run {name} is not known here, or not yours; known: {known}")
+            raise NotFound(f"{name} is not known here, or not yours; known: {known}")
         return run
 
 
@@ -998,39 +1002,39 @@ def _encoded_page(events: tuple[SwarmEvent, ...]) -> Encoded:
 
 
 def _only(runs: Sequence[Run], caller: Caller | None, *, ends: bool) -> Run:
-    """Of runs that a client may mean the one that is not over for it: its own, or else one shared.
+    """Return the only one of these runs that is not over: the client's own, or else a shared one.
 
-    Where all are over, the newest may be looked at.
+    If all are over, the newest may be watched.
     """
     live = [run for run in runs if run.phase <= RunPhase.FINISHED]
     live = [run for run in live if _may_end(caller, run)] or live
     if len(live) == 1:
         return live[0]
     if live:
-        listed = "; ".join(_in_short(run, caller) for run in live[:MAX_LISTED])
+        listed = "; ".join(_short_description(run, caller) for run in live[:MAX_LISTED])
         more = f"; and {len(live) - MAX_LISTED} more" if len(live) > MAX_LISTED else ""
         raise BadOption(f"--run: {len(live)} runs are under way, name one of them: {listed}{more}")
     if not runs:
-        raise NotFound("the coordinator knows no run yet; submit one with 'client train'")
+        raise NotFound("you have no runs yet; submit one with 'client train'")
     if ends:
         raise BadOption("--run: no run of yours is under way; 'swarm-ft status' lists all")
     return runs[-1]
 
 
-def _in_short(run: Run, caller: Caller | None) -> str:
+def _short_description(run: Run, caller: Caller | None) -> str:
     whose = "" if _may_end(caller, run) else f", of client {run.owner}"
     steps = f"step {run.past.all_steps}/{run.spec.train.num_steps}"
     return f"{run.run_id} ({run.phase.name.lower()}, {steps}{whose})"
 
 
 def _evenly(first: int, stop: int, max_points: int) -> list[int]:
-    """All numbers from `first` to before `stop`, or so many, the last among them."""
+    """Return the numbers from `first` to before `stop`, or at most so many, with the last one."""
     stride = max(1, -(-(stop - first) // max_points))
     return list(range(stop - 1, first - 1, -stride))[::-1]
 
 
 def _member(caller: Caller | None) -> str:
-    """Return the name whose calls count together; empty where nobody has keys."""
+    """Return the name under which calls are counted; empty without keys."""
     return caller.name if caller is not None else ""
 
 

@@ -1,8 +1,8 @@
-"""A client's job: it arrives as a header and every sample's tokens, is checked, and becomes a run.
+"""Submission of jobs: a header and every sample's tokens arrive, are checked, and become a run.
 
-Tokens go to the disk as they come, written by a thread of their own: neither the memory nor the
-time of the event loop depends on how many there are. The client draws the run's name, so that a
-job that it submits again, because it heard no answer, is the same run.
+A thread writes the tokens to disk as they arrive: neither memory nor the time of the event loop
+depends on their number. The client chooses the run's name, so a job that it submits again, because
+it received no reply, is the same run.
 """
 
 from __future__ import annotations
@@ -47,28 +47,31 @@ from swarm_ft.sealing import new_key
 from swarm_ft.transport.base import MessageStream, until_one_ends
 
 MAX_SUBMISSIONS = 16
-"""Jobs that come in at a time, with a megabyte or two of memory each. One thread checks them all;
-most of the time they wait for their networks."""
+"""Jobs that may arrive at the same time, each with a megabyte or two of memory. One thread checks
+them all; most of the time they wait for their networks.
+"""
 MAX_CLIENT_SUBMISSIONS = 2
-"""Of one client, where clients are known. When there is no room for another client's job, the
-slowest of the client with the most jobs makes room."""
+"""Simultaneous jobs of one client, where clients have keys. When there is no room for another
+client's job, the slowest job of the client with the most jobs makes room.
+"""
 MAX_KEYLESS_SUBMISSIONS = 4
-"""Of all clients together, where they have no keys."""
-EVICTED = "another client's job needs the place of this one, which came in slowest"
+"""Simultaneous jobs of all clients together, where they have no keys."""
+EVICTED = "another client's job gets the place of this one, the slowest upload; submit it again"
 EVICT_AFTER_S = 5.0
-"""How long a job has its place at least against a client that would have as many as its own."""
+"""Least seconds before a job makes room for a client that would then have as many jobs."""
 BATCH_BYTES = 1 << 20
-"""Of tokens that are checked and written at a time."""
+"""Bytes of tokens that are checked and written at a time."""
 PART_TIMEOUT_S = 60.0
-"""A client of which nothing comes for so long makes room for others, and so does one that is later
-than this behind `Quotas.bytes_per_s`."""
+"""Seconds of a client's silence after which its job makes room. The same holds for a job this far
+behind `Quotas.bytes_per_s`.
+"""
 
 SubmitStream = MessageStream[RunStatus, SubmitPart]
 T = TypeVar("T")
 
 
 class _Intake:
-    """The tokens of one job as they come in; the writer's thread alone calls it."""
+    """Tokens of one job as they arrive; only the writer's thread calls it."""
 
     def __init__(self, job: SubmitHeader) -> None:
         self._job = job
@@ -76,37 +79,37 @@ class _Intake:
         self._file: NewTokenFile | None = None
 
     def open(self, files: TokenFiles) -> None:
-        """Write from now on; without it, tokens are only checked and digested."""
+        """Write from now on; without this call, tokens are only checked and digested."""
         self._file = files.begin(self._job.run_id, self._job.spec)
 
     def take(self, first: int, tokens: bytes) -> None:
-        """Samples from `first` on."""
+        """Check and store samples from `first` on."""
         _check_rows(self._job, first, tokens)
         self._digest.update(tokens)
         if self._file is not None:
             self._file.append(tokens)
 
     def digest(self) -> bytes:
-        """Of all tokens, once they are here."""
+        """Return the digest of all tokens, once they are here."""
         return self._digest.digest()
 
     def keep(self) -> None:
-        """Make them durable."""
+        """Make the tokens durable."""
         if self._file is not None:
             self._file.keep()
 
     def discard(self) -> None:
-        """Leave nothing behind that was not kept."""
+        """Delete tokens that were not kept."""
         if self._file is not None:
             self._file.discard()
 
 
 class _Incoming(Place):
-    """A job that comes in, and may lose its place to another client's.
+    """An arriving job, which may lose its place to another client's.
 
     Args:
-        upload: what quotas count of it.
-        begun_s: when it began, by the loop's clock.
+        upload: What quotas count of it.
+        begun_s: Seconds of the loop's clock at its start.
     """
 
     def __init__(self, upload: Upload, begun_s: float) -> None:
@@ -117,21 +120,21 @@ class _Incoming(Place):
         self.is_whole = False
 
     def bytes_per_s(self, now_s: float) -> float:
-        """Its mean speed until now; over a second at least."""
+        """Return its mean rate until now, over a second at least."""
         return self.num_bytes / max(1.0, now_s - self.begun_s)
 
 
 class Submissions:
-    """Makes every submission a run, once.
+    """Turns every submission into a run, once.
 
     Args:
-        journal: where runs and their tokens are kept.
-        known: the run of that name, if there is one.
-        begin: told of a run that is new, with its tokens' digest, once these are on the disk.
-        quotas: how much clients may submit.
-        runs: all that are known.
-        claims: the claim of a client, by its name.
-        keeps_snapshots: whether this coordinator was told where they lie.
+        journal: Journal of runs, with their tokens.
+        known: Function that returns the run of a name, if there is one.
+        begin: Callback with a new run and its tokens' digest, once these are on disk.
+        quotas: Limits on clients' jobs.
+        runs: Function that returns all known runs.
+        claims: Function that returns a client's claim by its name.
+        keeps_snapshots: Whether this coordinator keeps snapshots.
     """
 
     def __init__(  # noqa: PLR0913 - what its service has to give
@@ -153,29 +156,29 @@ class Submissions:
         self._runs = runs
         self._keeps_snapshots = keeps_snapshots
         self._incoming: list[_Incoming] = []
-        # One thread: what it is asked first, it does first, even if nobody waits for it any more.
+        # One thread works in the order of requests, even if nobody waits for one any more.
         self._writer = ThreadPoolExecutor(1, "tokens")
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def receive(self, stream: SubmitStream) -> RunId:
-        """Take a job in and make it a run, unless it is one already.
+        """Receive a job and make it a run, unless it is one already.
 
-        Cancelled after the last sample, it still goes on to its end.
+        If it is cancelled after the last sample, the job still becomes a run.
 
         Raises:
-            BadOption: the best weights are to be kept, and there is no place for snapshots.
-            Busy: too many others are coming in, or all together have too much here.
-            OverQuota: the client has as much here as it may have.
-            RunMismatch: the client's digest of the RunSpec is not ours, or a run of that name has
+            BadOption: The job keeps its best weights, and there are no snapshots here.
+            Busy: Too many other jobs arrive, or all together have too much here.
+            OverQuota: The client has reached a limit.
+            RunMismatch: The client's digest of the RunSpec differs, or a run of that name has
                 another spec, other data, or another owner.
-            NotAllowed: the model's digests are another client's.
-            BadDataset: samples are missing, too many, or no samples (`sample_rows.refusal`); or
-                the job is larger than one may be.
-            MalformedMessage: a field is out of its bounds.
-            Unavailable: the client is gone, or sends nothing any more, or next to nothing.
-            JournalFull: the disk has no room.
-            JournalError: it refuses.
+            NotAllowed: The model's digests are another client's.
+            BadDataset: Samples are missing, too many, or invalid (`sample_rows.refusal`); or the
+                job is larger than allowed.
+            MalformedMessage: A field is out of its bounds.
+            Unavailable: The client is gone, or too slow.
+            JournalFull: The disk has no room.
+            JournalError: The disk cannot be written.
         """
         parts = _Parts(stream, self._quotas.bytes_per_s)
         job = _job(stream.remote, await parts.next())
@@ -201,7 +204,7 @@ class Submissions:
                 self._writing(intake.discard)
                 raise
             incoming.is_whole = True
-            await self._to_its_end(self._accept(job, intake, owner))
+            await self._run_uncancellable(self._accept(job, intake, owner))
         return job.run_id
 
     async def _take_in(self, parts: _Parts, job: SubmitHeader, intake: _Intake) -> None:
@@ -237,10 +240,10 @@ class Submissions:
     @contextmanager
     def _place(self, stream: SubmitStream, upload: Upload, *, is_new: bool) -> Iterator[_Incoming]:
         who = str(stream.caller or "this swarm's clients")
-        # One that comes again makes no second run: it counts as nothing but a submission.
+        # A repeated job makes no second run: it counts as a submission only.
         runs = self._runs() if is_new else ()
         now_s = asyncio.get_running_loop().time()
-        for evicted in self._in_the_way(upload, runs, who, now_s):
+        for evicted in self._jobs_to_evict(upload, runs, who, now_s):
             self._incoming.remove(evicted)
             evicted.lose()
         incoming = _Incoming(upload, now_s)
@@ -251,10 +254,10 @@ class Submissions:
             if incoming in self._incoming:
                 self._incoming.remove(incoming)
 
-    def _in_the_way(
+    def _jobs_to_evict(
         self, upload: Upload, runs: Collection[Run], who: str, now_s: float
     ) -> list[_Incoming]:
-        """The fewest jobs that have to make room for this one; raises if none can."""
+        """Return the fewest jobs that must make room for this one; raise if none can."""
         staying, evicted = list(self._incoming), list[_Incoming]()
         while True:
             try:
@@ -284,7 +287,7 @@ class Submissions:
         done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return done
 
-    async def _to_its_end(self, work: Coroutine[None, None, None]) -> None:
+    async def _run_uncancellable(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -293,18 +296,18 @@ class Submissions:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the client that would be told may be gone
+            task.exception()  # the client may be gone
 
 
-# ---- what comes in
+# ---- arriving parts
 
 
 class _Parts:
-    """The parts of a job as they come in, in time.
+    """The parts of a job as they arrive, with time limits.
 
     Args:
-        stream: over which they come.
-        bytes_per_s: the least speed.
+        stream: Stream of the job.
+        bytes_per_s: Least rate.
     """
 
     def __init__(self, stream: SubmitStream, bytes_per_s: float) -> None:
@@ -316,10 +319,10 @@ class _Parts:
         self.incoming: _Incoming | None = None
 
     async def next(self) -> SubmitPart | None:
-        """The next one; None at the end.
+        """Return the next part; None at the end.
 
         Raises:
-            Unavailable: it did not come in time.
+            Unavailable: It did not arrive in time.
         """
         silent_s = self._loop.time() + PART_TIMEOUT_S
         late_s = self._floor.deadline_s(self._num_bytes)
@@ -342,14 +345,14 @@ class _Parts:
             return f"{remote} sent nothing of its job for {PART_TIMEOUT_S:g} s"
         return (
             f"{remote} sent {self._num_bytes} bytes of its job, and is {PART_TIMEOUT_S:g} s behind "
-            f"the {self._floor.bytes_per_s:g} bytes a second that are expected at least"
+            f"the {self._floor.bytes_per_s:g} bytes a second that are required"
         )
 
 
 def _slowest(incoming: Collection[_Incoming], owner: str, now_s: float) -> _Incoming | None:
-    """The job that makes room for one of this owner: the slowest of the client with the most.
+    """Return the job that makes room: the slowest of the client with the most jobs.
 
-    None where no client has more, and no job came in long enough ago; or nobody has keys.
+    None if no client has more jobs than this owner, or all are too young; or without keys.
     """
     counts = Counter(one.upload.owner for one in incoming)
 
@@ -376,7 +379,7 @@ def _job(remote: str, header: SubmitPart | None) -> SubmitHeader:
 
 
 async def _next_batch(parts: _Parts, job: SubmitHeader, first: int) -> bytes:
-    """Samples from `first` on, about BATCH_BYTES of them; nothing at the end."""
+    """Return samples from `first` on, about `BATCH_BYTES` of them; empty at the end."""
     pieces: list[bytes] = []
     num_bytes = 0
     while num_bytes < BATCH_BYTES and (part := await parts.next()) is not None:
@@ -386,7 +389,7 @@ async def _next_batch(parts: _Parts, job: SubmitHeader, first: int) -> bytes:
 
 
 def _samples_of(part: SubmitPart, job: SubmitHeader, expected: int) -> bytes:
-    """Tokens of one or more samples in a row, of which the first must be the expected one."""
+    """Return the tokens of adjoining samples, the first of which must be the expected one."""
     num_samples = job.spec.train.num_rows
     if not isinstance(part, SampleTokens):
         raise MalformedMessage(f"data: expected {num_samples} samples of tokens")
@@ -424,7 +427,7 @@ def _run_of(job: SubmitHeader, owner: str, claim: Claim) -> Run:
 
 
 def _is_same(run: Run, job: SubmitHeader, owner: str) -> bool:
-    """Whether a job that comes again is the one that the run is of, but for its data."""
+    """Whether a repeated submission is the run's own job, data aside."""
     return (run.spec.digest(), run.owner) == (job.spec.digest(), owner)
 
 
@@ -440,6 +443,6 @@ def _check_digests_owner(spec: RunSpec, owner: str) -> None:
 
 def _is_another(run_id: RunId) -> RunMismatch:
     return RunMismatch(
-        f"run {run_id}: is here already, with other options or other data; submit the job under "
-        "another name"
+        f"{run_id} exists already, with other options or other data; submit the job under another "
+        "name"
     )

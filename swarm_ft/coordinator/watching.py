@@ -1,7 +1,7 @@
-"""Who watches which run, and what each has yet to be told. Nothing of it outlives the process.
+"""Watchers of runs, and the messages that each reader may receive. Nothing is stored.
 
-A watcher may want to know what peers do when: as long as one does, plans ask the run's peers for
-it. Their timelines pass through here, unread and unkept.
+A watcher may trace a run: as long as one does, plans request timelines from the run's peers. These
+are forwarded here without being read or kept.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ from swarm_ft.transport.rules import may_read
 FIRST_PAGE = StatusRequest()
 NO_MACHINES: Mapping[PeerId, Machine] = MappingProxyType({})
 NO_DIGEST = bytes(DIGEST_BYTES)
-"""Of what is not the caller's business."""
+"""Digest in place of one that the caller may not know."""
 
-# ---- reasons, as each reader may see them
+# ---- reasons, redacted for each reader
 
 
 def redacted(
     reason: Reason, may_read: Callable[[RunId], bool], run_id: RunId | None = None
 ) -> Reason:
-    """The reason without the texts and values of runs that its reader may not read.
+    """Return the reason without texts and values of runs that its reader may not read.
 
     Args:
-        reason: with all fields.
-        may_read: whether the reader may read this run.
-        run_id: the run that has the reason; None: no run has it.
+        reason: Reason with all fields.
+        may_read: Function that decides whether the reader may read a run.
+        run_id: Run that has the reason; None: no run has it.
     """
     owner = reason.run_id or run_id
     parts = tuple(redacted(part, may_read, owner) for part in reason.parts)
@@ -86,14 +86,14 @@ def redacted(
 def words_for(
     state: SwarmState, caller: Caller | None, reason: Reason | None, run_id: RunId | None = None
 ) -> str:
-    """A reason as a caller may know it, in words; None: the operator, who may know all of it."""
+    """Return a reason's text for a caller; None: the operator, who may know all of it."""
     if reason is None or caller is None:
         return in_words(reason)
     return in_words(redacted(reason, partial(_may_read_named, state, caller), run_id))
 
 
 def message_to_peer(message: Message, names: MemberNames = NO_NAMES) -> ToPeer:
-    """The message with its reason in words. No peer gets the texts of a run."""
+    """Return the message with its reason as text. No peer gets the texts of a run."""
     match message:
         case Release(run_id=run_id, reason=reason, is_over=is_over):
             words = _words_for_peer(reason, names)
@@ -112,7 +112,7 @@ def _words_for_peer(reason: Reason | None, names: MemberNames) -> str:
 
 
 def status_of(run: Run, names: MemberNames = NO_NAMES) -> RunStatus:
-    """The run as its readers see it."""
+    """Return the run's status for its readers."""
     own = run.reason and redacted(run.reason, run.run_id.__eq__, run.run_id)
     return RunStatus(
         run_id=run.run_id,
@@ -138,7 +138,7 @@ def status_of(run: Run, names: MemberNames = NO_NAMES) -> RunStatus:
 
 
 def event_of(run_id: RunId, published: Published, names: MemberNames = NO_NAMES) -> RunEvent:
-    """Make the message that a run's readers receive of `Publish`."""
+    """Return the message that a run's readers receive of `Publish`."""
     match published:
         case Run():
             return status_of(published, names)
@@ -150,7 +150,7 @@ def event_of(run_id: RunId, published: Published, names: MemberNames = NO_NAMES)
             return published
 
 
-# ---- everything that the coordinator knows, as `swarm-ft status` shows it
+# ---- the status of the swarm, as `swarm-ft status` shows it
 
 
 def overview(
@@ -159,14 +159,14 @@ def overview(
     caller: Caller | None = None,
     machines: Mapping[PeerId, Machine] = NO_MACHINES,
 ) -> SwarmStatus:
-    """A page of members and a page of runs.
+    """Return a page of members and a page of runs.
 
     Args:
-        state: all that is known.
-        page: from which ones on.
-        caller: who asks, and is told details of its own runs, and of those that are shared with it,
-            alone; None: nobody has keys.
-        machines: what members measured of themselves.
+        state: Present state.
+        page: First member and first run.
+        caller: Member that requests it, and gets details only of runs that it may read; None: no
+            member has keys.
+        machines: Measurements that members sent of their machines.
     """
     roll = Roll(state, machines, caller)
     queue = _queue(state)
@@ -209,7 +209,7 @@ def _mentioned(found: SwarmStatus) -> Iterator[str]:
 
 
 def _queue(state: SwarmState) -> list[RunId]:
-    """Runs that wait for peers, behind one that has some."""
+    """Return the runs that wait for peers, after the last one that has some."""
     waiting = [run.run_id for run in state.going_runs if not run.attempt.assignments]
     return [run.run_id for run in state.active_runs[-1:]] + waiting
 
@@ -259,7 +259,7 @@ def _summary(run: Run, queue: Sequence[RunId], *, is_own: bool) -> RunSummary:
 
 
 def _tokens_per_s(run: Run) -> float:
-    """Over the last steps whose targets were counted."""
+    """Return the mean over the last steps whose targets were counted."""
     counted = run.measured.step_targets
     seconds = sum(run.measured.step_seconds[-len(counted) :]) if counted else 0.0
     return sum(counted) / seconds if seconds else 0.0
@@ -271,13 +271,13 @@ def told_to(
     event: EventRecord,
     names: MemberNames = NO_NAMES,
 ) -> SwarmEvent:
-    """Make an event's message for a caller; others' runs come without words."""
+    """Return an event's message for a caller; events of others' runs have no text."""
     happened = event.happened
     run_id = happened.run_id
     run = state.runs.get(run_id) if run_id is not None else None
     is_shown = caller is None or run_id is None or (run is not None and _may_read(caller, run))
     reason = happened.reason
-    if reason is not None and caller is not None:  # the same for all who may read the run
+    if reason is not None and caller is not None:  # all readers of the run get the same
         reason = redacted(reason, lambda name: name == run_id, run_id)
     peer = happened.peer_id
     peer_name = names.shown(peer) if peer is not None else ""
@@ -309,7 +309,7 @@ def _may_read(caller: Caller | None, run: Run) -> bool:
 
 
 def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
-    """What is kept at each boundary between stages, and what went over it."""
+    """Return the buffers and the traffic of each boundary between stages."""
     traffic = {one.boundary: one for one in run.past.traffic}
     last, codecs = run.past.last_step, run.spec_at(run.past.all_steps).train.codecs
     newest = {one.boundary: one for one in last.traffic} if last is not None else {}
@@ -322,7 +322,7 @@ def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
             buffered_samples=buffered.get(boundary, 0),
             key_frames=traffic.get(boundary, Traffic(boundary=boundary)).key_frames,
             delta_frames=traffic.get(boundary, Traffic(boundary=boundary)).delta_frames,
-            kept=_kept(run, boundary),
+            kept=_buffer_counts(run, boundary),
             forward_codec=codecs.forward,
             backward_codec=codecs.backward,
             traffic=traffic.get(boundary, Traffic(boundary=boundary)),
@@ -332,8 +332,8 @@ def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
     )
 
 
-def _kept(run: Run, boundary: BlockIndex) -> BufferCounts:
-    """What all peers told of a boundary; who is away, or hosts another stage now, keeps nothing."""
+def _buffer_counts(run: Run, boundary: BlockIndex) -> BufferCounts:
+    """Return the sum of all peers' reports of a boundary; former hosts count without buffers."""
     total = BufferCounts(boundary=boundary)
     for peer, kept in run.measured.buffers.items():
         counts = kept.get(boundary)
@@ -345,15 +345,15 @@ def _kept(run: Run, boundary: BlockIndex) -> BufferCounts:
 
 
 FRAME_S = 0.5
-"""How old an answer to `Status` may be that a caller gets again."""
+"""Most seconds for which a caller gets the same reply to `Status` again."""
 FRESH_PER_S, FRESH_BURST = 2.0, 8
-"""Answers that are made for one caller; what it asks beyond that gets one of these again."""
+"""New replies for one caller, per second and at once; further requests get an earlier one."""
 MAX_FRAMES = 16
-"""Answers that are remembered; one has some megabytes at most."""
+"""Replies that are cached; one has some megabytes at most."""
 
 
 class _Frame(NamedTuple):
-    """An answer to `Status`, and of what state it tells."""
+    """A reply to `Status`, and the state that it describes."""
 
     made_s: float
     state: object
@@ -364,11 +364,11 @@ _NO_FRAME = _Frame(-math.inf, None, b"")
 
 
 class StatusFrames:
-    """Answers to `Status`. Callers get one again while nothing happened, or if they ask too often.
+    """Replies to `Status`, cached while nothing happens, and for callers that ask too often.
 
     Args:
-        make: makes the answer for a page and a caller.
-        state: the present one; another object whenever something happened.
+        make: Function that encodes the reply for a page and a caller.
+        state: Function that returns the present state; another object whenever something happened.
     """
 
     def __init__(
@@ -382,7 +382,7 @@ class StatusFrames:
         self._frames: dict[tuple[str, StatusRequest], _Frame] = {}
 
     async def frame(self, page: StatusRequest, caller: Caller | None) -> bytes:
-        """An answer, as the bytes of its message."""
+        """Return a reply, as the bytes of its message."""
         name, loop = caller.name if caller is not None else "", asyncio.get_running_loop()
         while True:
             now_s, known = loop.time(), self._frames.get((name, page), _NO_FRAME)
@@ -406,21 +406,21 @@ class StatusFrames:
 
 
 MAX_WATCHERS = 16
-"""Of one run by one member; each may let `MAX_QUEUED` events pile up."""
+"""Watchers of one run by one member, each with `MAX_QUEUED` updates at most."""
 MAX_OWN_WATCHERS = 32
-"""Of all runs together by one member."""
+"""Watchers of all runs together by one member."""
 MAX_QUEUED = 100_000
-"""Of one watcher that does not read; then it is dropped, and may watch anew from the beginning."""
+"""Updates that may pile up before a watcher is dropped; it may watch again from the beginning."""
 MAX_QUEUED_TIMELINES = 1_000
-"""They are larger by far, and go first."""
+"""The same limit for timelines, which are much larger and are dropped first."""
 
 
 class Watcher:
-    """One who watches a run.
+    """A client's stream that watches a run.
 
     Args:
-        is_tracing: whether it wants timelines.
-        member: whose call it is; empty where nobody has keys.
+        is_tracing: Whether it receives timelines.
+        member: Member of the call; empty without keys.
     """
 
     def __init__(self, *, is_tracing: bool, member: str = "") -> None:
@@ -431,27 +431,27 @@ class Watcher:
         self._num_missed = 0
 
     async def next(self) -> RunEvent | PeerTimeline:
-        """What it has yet to be told, in order."""
+        """Return the next update, in order."""
         return await self._queue.get()
 
     async def dropped(self) -> NoReturn:
-        """Wait until the watcher has let too much pile up.
+        """Wait until too many updates have piled up.
 
         Raises:
-            Unavailable: it has.
+            Unavailable: They have.
         """
         await self._is_dropped.wait()
-        raise Unavailable(f"this watcher left {MAX_QUEUED} events unread; it may watch anew")
+        raise Unavailable(f"this watcher left {MAX_QUEUED} events unread; watch the run again")
 
     def tell(self, event: RunEvent) -> None:
-        """Something happened in the run; the watcher gets to know it, or is dropped."""
+        """Queue an update, or drop the watcher."""
         if self._queue.full():
             self._is_dropped.set()
         else:
             self._queue.put_nowait(event)
 
     def trace(self, told: PeerTimeline) -> None:
-        """A peer told what it did; what a slow reader misses is counted in the next it gets."""
+        """Queue a timeline; the next one counts those that a slow reader missed."""
         timeline = told.timeline
         if self._queue.qsize() >= MAX_QUEUED_TIMELINES:
             self._num_missed += len(timeline.spans) + timeline.num_dropped
@@ -462,22 +462,22 @@ class Watcher:
 
 
 class Watchers:
-    """See the module's docstring."""
+    """The watchers of all runs."""
 
     def __init__(self) -> None:
         self._watchers: dict[RunId, list[Watcher]] = {}
 
     @contextmanager
     def watching(self, run_id: RunId, *, is_tracing: bool, member: str = "") -> Iterator[Watcher]:
-        """Somebody who watches the run as long as the context lasts.
+        """Register a watcher of the run for the duration of the context.
 
         Raises:
-            Busy: this member watches the run, or all runs together, too often already.
+            Busy: This member watches the run, or all runs together, too often already.
         """
         if self._count(self._watchers.get(run_id, ()), member) >= MAX_WATCHERS:
-            raise Busy(f"run {run_id} is watched {MAX_WATCHERS} times already; end one of these")
+            raise Busy(f"{run_id} has {MAX_WATCHERS} watchers already; end one of these")
         if member and self._count(chain(*self._watchers.values()), member) >= MAX_OWN_WATCHERS:
-            raise Busy(f"you watch {MAX_OWN_WATCHERS} times already; end one of these")
+            raise Busy(f"you have {MAX_OWN_WATCHERS} watchers already; end one of these")
         watcher = Watcher(is_tracing=is_tracing, member=member)
         self._watchers.setdefault(run_id, []).append(watcher)
         try:
@@ -491,16 +491,16 @@ class Watchers:
         return sum(watcher.member == member for watcher in watchers)
 
     def is_traced(self, run_id: RunId) -> bool:
-        """Whether somebody wants to know what the run's peers do when."""
+        """Whether a watcher traces the run."""
         return any(watcher.is_tracing for watcher in self._watchers.get(run_id, ()))
 
     def tell(self, run_id: RunId, event: RunEvent) -> None:
-        """Something happened in a run."""
+        """Queue an update for all watchers of a run."""
         for watcher in self._watchers.get(run_id, ()):
             watcher.tell(event)
 
     def trace(self, timeline: PeerTimeline) -> None:
-        """A peer of a run told what it did."""
+        """Queue a timeline for all watchers that trace its run."""
         for watcher in self._watchers.get(timeline.timeline.run_id, ()):
             if watcher.is_tracing:
                 watcher.trace(timeline)

@@ -59,4 +59,4 @@ def test_a_swarm_that_encrypts_what_it_writes_down(shell: Shell, sample: SampleI
 
     without = shell.spawn("coordinator")
     assert without.ends() == 2
-    assert "made encrypted, and stays so" in without.err[-1]
+    assert "created encrypted, and stays so" in without.err[-1]

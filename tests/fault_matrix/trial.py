@@ -194,7 +194,7 @@ class Trial:
                 words: tuple[str, ...] = ("coordinator: ",)
             case _:
                 log = self.swarm.the_coordinator.log
-                words = (f"{victim.name} is gone", f"{victim.name} is sent away")
+                words = (f"{victim.name} disconnected", f"{victim.name} is dismissed")
         line = await log.first(lambda text: any(word in text for word in words), fault_s)
         return line.at_s - fault_s
 

@@ -267,7 +267,7 @@ TABLE = (
     MethodCells(
         "Submit",
         _submit,
-        _row({Kind.CLIENT: Expected("run-mismatch", "is here already"), Kind.OWNER: ALLOWED}),
+        _row({Kind.CLIENT: Expected("run-mismatch", "exists already"), Kind.OWNER: ALLOWED}),
     ),
     MethodCells("Watch", _watch, OF_A_RUN),
     MethodCells("Cancel", _cancel, OF_A_RUN),

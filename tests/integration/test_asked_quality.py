@@ -115,7 +115,7 @@ async def test_whoever_dies_what_is_measured_is_the_same(
     async def loses_one(swarm: LocalSwarm, run_id: RunId) -> None:
         await swarm.kill_peer(PeerId("peer-1"))
         await swarm.add_peer(PeerId("newcomer"), "2-4")
-        with pytest.raises(BadInput, match="asks for a quality"):
+        with pytest.raises(BadInput, match="requests a quality"):
             swarm.service.change_codecs(run_id, forward="aq3")
 
     await assert_ends_as(quiet, job, tmp_path, after, loses_one)

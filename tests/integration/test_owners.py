@@ -111,7 +111,7 @@ async def test_a_job_that_comes_again_comes_from_its_owner(
         run_id = RunId("the-same")
         await owner.submit(job.spec, job.samples, run_id=run_id)
         await owner.submit(job.spec, job.samples, run_id=run_id)
-        with pytest.raises(RunMismatch, match="is here already"):
+        with pytest.raises(RunMismatch, match="exists already"):
             await other.submit(job.spec, job.samples, run_id=run_id)
 
 

@@ -137,7 +137,7 @@ async def test_events_losses_and_steps_are_told_again(
         (row.step, row.loss) for row in rows
     ]
     assert not past.is_ready
-    with pytest.raises(OutOfTurn, match="this is the past"):
+    with pytest.raises(OutOfTurn, match="a recording cannot be changed"):
         past.pause(run_id)
     with pytest.raises(NotFound):
         past.losses(RunId("run-0"), 0, 100)
@@ -163,9 +163,9 @@ async def test_what_was_not_recorded_is_said_so(make_job: MakeJob, tmp_path: Pat
         journal = swarm.journal
     found = recorded(journal)
     (name,) = found[-1].state.runs
-    with pytest.raises(BadOption, match=f"of run {name} the recording has steps 0 to 3"):
+    with pytest.raises(BadOption, match=f"the recording has steps 0 to 3 of {name}"):
         at_step(found, 4)
-    with pytest.raises(BadOption, match=f"no run run-0; known: {name}"):
+    with pytest.raises(BadOption, match=f"got run-0; known: {name}"):
         at_step(found, 1, RunId("run-0"))
     with pytest.raises(BadInput, match="not encrypted"):
         recorded(journal, KEY)

@@ -1,1 +1,1 @@
-"""What follows from an event: `machine.decide`, and the parts of it. Pure."""
+"""Decisions of the coordinator: `machine.decide`, and its parts. Pure."""

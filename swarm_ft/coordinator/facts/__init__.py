@@ -1,1 +1,1 @@
-"""What the coordinator knows, what can happen to it, what it can do. Values only."""
+"""State, events and effects of the coordinator. Values only."""

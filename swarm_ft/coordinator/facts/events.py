@@ -413,7 +413,7 @@ PHASE_KINDS = {
 
 
 class Turn:
-    """One call of `machine.decide`: the state as it changes, and the effects so far.
+    """A call of `machine.decide`: the state as it changes, and the effects so far.
 
     Attributes:
         state: Present state.

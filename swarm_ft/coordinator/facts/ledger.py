@@ -1,4 +1,4 @@
-"""Which peers hold the buffers of which sample, as of the last commits. Values only.
+"""Ledger of the peers that hold each sample's buffers, as of the last commits. Values only.
 
 An entry is the pair of peers that last exchanged a sample at a boundary. Entries are hints: frames
 name their bases by digest, so a wrong entry costs a key frame and nothing else.
@@ -35,7 +35,7 @@ _NUMBER = np.dtype("<u2")
 
 
 class Side(IntEnum):
-    """One end of a boundary; its index in an entry."""
+    """The end of a boundary; its index in an entry."""
 
     UPSTREAM = 0
     DOWNSTREAM = 1

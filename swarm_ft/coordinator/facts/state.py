@@ -451,7 +451,7 @@ class RateChange:
 
 @dataclass(frozen=True, slots=True)
 class SteeringRequest:
-    """One request to pause, to resume or to change a run.
+    """A request to pause, to resume or to change a run.
 
     Attributes:
         number: Position among all requests for this run, from 1.

@@ -1,1 +1,1 @@
-"""What outlives the coordinator's process; the only `import sqlite3`."""
+"""Durable storage of the coordinator; the only `import sqlite3`."""

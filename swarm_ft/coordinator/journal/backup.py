@@ -1,7 +1,7 @@
-"""Copy what a coordinator has on its disk, while it runs: journal, tokens, keys and registry.
+"""Backup of a running coordinator's files: journal, tokens, keys and registry.
 
 SQLite's backup API reads each database as of one moment. Tokens are copied after the journal: a
-file never changes once its run is in the journal, and goes only when its run is over.
+file never changes once its run is in the journal, and is deleted only when its run is over.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Backup:
     """A finished copy.
 
     Attributes:
-        journal: the journal in it, for `swarm-ft coordinator --journal`.
-        version: of the journal.
-        num_runs: in the journal.
-        num_members: in the registry; None where the swarm has no keys.
-        total_bytes: of all files.
+        journal: Path of the journal in it, for `swarm-ft coordinator --journal`.
+        version: Version of the journal.
+        num_runs: Number of runs in the journal.
+        num_members: Number of members in the registry; None where the swarm has no keys.
+        total_bytes: Bytes of all files.
     """
 
     journal: Path
@@ -44,16 +44,16 @@ class Backup:
 
 
 def back_up(journal: Path, keys: Path, folder: Path) -> Backup:
-    """Copy a coordinator's files into a new folder; it may run meanwhile.
+    """Copy a coordinator's files into a new folder; the coordinator may run meanwhile.
 
     Args:
-        journal: its journal.
-        keys: the folder of the swarm's keys; it need not exist.
-        folder: where the copy is to be; it appears once the copy is whole.
+        journal: Path of its journal.
+        keys: Folder of the swarm's keys; it need not exist.
+        folder: Folder of the copy; it appears once the copy is complete.
 
     Raises:
-        BadOption: there is no such journal, or `folder` exists.
-        JournalError: a file cannot be read or written.
+        BadOption: There is no such journal, or `folder` exists.
+        JournalError: A file cannot be read or written.
     """
     if not journal.is_file():
         raise BadOption(f"--journal {journal}: there is no such file")
@@ -98,7 +98,7 @@ def _copy_database(source: Path, target: Path) -> None:
 
 
 def _copy_tokens(journal: Path, copy: Path) -> tuple[int, int]:
-    """Copy the tokens of runs that may still need them; version and runs of the journal."""
+    """Copy the tokens of runs that may still need them; return the journal's version and runs."""
     with closing(sqlite3.connect(copy)) as db:
         version = version_of(db)
         check_version(f"journal {journal}", version, 0, VERSION)

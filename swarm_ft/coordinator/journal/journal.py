@@ -1,8 +1,8 @@
-"""The coordinator's memory: one SQLite database, the only `import sqlite3`. Decides nothing.
+"""The coordinator's database: one SQLite file, the only `import sqlite3`. Decides nothing.
 
-Records are durable when `write` returns (WAL, synchronous FULL). `load` gives every run back as
-it was when the last record was written; peers then say what they still hold. The tokens of runs
-lie in files beside it (`token_files`), so that a transaction is a few rows and nobody waits for it.
+Records are durable when `write` returns (WAL, synchronous FULL). `load` returns every run as of the
+last record; peers then report the stages that they still hold. The tokens of runs lie in files
+beside it (`tokens`), so that a transaction has only a few rows and is quick.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ from swarm_ft.systems import lock_file
 logger = get_logger(__name__)
 
 VERSION = 11
-"""The version of the tables and of the values in them; see `migrations`."""
+"""Version of the tables and of the values in them; see `migrations`."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
@@ -145,7 +145,7 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE TABLE IF NOT EXISTS sealing (proof BLOB NOT NULL);
 """
 MAX_EVENTS = 10_000
-"""Of what happened, the newest that are kept."""
+"""Newest events that are kept."""
 _PROOF = b"this journal's key"
 
 
@@ -162,23 +162,23 @@ TABLES_OF_RUNS = (
     "evaluations",
     "snapshots",
 )
-"""Beside those of ledgers."""
+"""Tables with rows of runs, except those of ledgers."""
 
 
 class Journal:
-    """The database at `path`; `:memory:` keeps nothing. One owner at a time.
+    """The database at `path`; `:memory:` stores nothing. One owner at a time.
 
     Args:
-        path: of the database; other files lie beside it.
-        key: with which tokens are encrypted, and of a run its spec, its storage key, the digest of
-            its data and words about it; None leaves all as it is. It is so from the first start on.
-        reserve_bytes: of the disk that are kept for commits, in the file `PATH.reserve`.
+        path: Path of the database; other files lie beside it.
+        key: Key that encrypts tokens, and each run's spec, storage key, data digest and reasons;
+            None: all is plain. This is fixed at the first start.
+        reserve_bytes: Bytes of the disk reserved for commits, in the file `PATH.reserve`.
 
     Attributes:
-        tokens: those of its runs, in the folder `PATH.tokens`.
+        tokens: Tokens of its runs, in the folder `PATH.tokens`.
 
     Raises:
-        JournalError: the file cannot be opened, read or written, another process has it, a later
+        JournalError: The file cannot be opened, read or written, another process has it, a later
             version wrote it, or it was made with another key, or with or without one.
     """
 
@@ -201,20 +201,20 @@ class Journal:
             raise
 
     def _begin(self) -> int | None:
-        """Take the file, and make its tables if it is new; the version that it has else."""
+        """Open the file, and create the tables of a new one; return an existing file's version."""
         with self._errors_named():
             version = version_of(self._db)
             check_version(f"journal {self._path}", version, migrations.OLDEST, VERSION)
             self._lock()
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA secure_delete=ON")  # a run's key goes with the run
+            self._db.execute("PRAGMA secure_delete=ON")  # so that deleting a run erases its key
             if version is None:
                 self._create()
         return version
 
     def _lock(self) -> None:
-        """Refuse a second coordinator. Others may read meanwhile, as `swarm-ft backup` does."""
+        """Refuse a second coordinator; other programs may read, as `swarm-ft backup` does."""
         if self._path == ":memory:":
             return
         file = open_private(Path(f"{self._path}.lock"), "ab")
@@ -232,7 +232,7 @@ class Journal:
                 self._db.execute("INSERT INTO sealing VALUES (?)", (proof,))
 
     def _migrate(self, version: int) -> None:
-        """Bring an earlier file to today's version, with a copy of it beside it."""
+        """Migrate an earlier file to the present version, with a copy of it beside it."""
         with self._errors_named():
             copy_beside(self._db, Path(self._path), version)
             self._db.executescript(SCHEMA)
@@ -250,14 +250,14 @@ class Journal:
         if (row is None) != (self._sealer is None):
             how = "not encrypted" if row is None else "encrypted"
             raise JournalError(
-                f"journal {self._path}: it was made {how}, and stays so; start with "
+                f"journal {self._path}: it was created {how}, and stays so; start with "
                 f"{'no' if row is None else 'the same'} --encrypt-at-rest, or name another file"
             )
         if row is not None and self._opened(row[0], "proof") != _PROOF:
-            raise JournalError(f"journal {self._path}: its proof is none")
+            raise JournalError(f"journal {self._path}: its proof is invalid; name another file")
 
     def _open_tokens(self, key: bytes | None) -> TokenFiles:
-        """The files of runs that may still need them; what is left of others is deleted."""
+        """Open the files of runs that may still need them, and delete all others."""
         with self._errors_named():
             found = self._db.execute(
                 "SELECT run_id FROM runs WHERE phase<=?", (RunPhase.FINISHED,)
@@ -265,15 +265,15 @@ class Journal:
         folder = None if self._path == ":memory:" else Path(f"{self._path}.tokens")
         if found and folder is not None and not folder.is_dir():
             raise JournalError(
-                f"journal {self._path}: expected its runs' tokens in {folder}, which is not there; "
-                "put it back beside the journal"
+                f"journal {self._path}: expected its runs' tokens in {folder}, got nothing; "
+                "restore that folder beside the journal"
             )
         tokens = TokenFiles(folder, key, has_room=self._reserve.hold)
         tokens.sweep(RunId(run_id) for (run_id,) in found)
         return tokens
 
     def close(self) -> None:
-        """Close the file; nothing is lost by not calling it."""
+        """Close the file; without this call nothing is lost."""
         self._close()
         self.tokens.close()
 
@@ -284,12 +284,12 @@ class Journal:
     # ---- writing
 
     def write(self, records: Iterable[Record]) -> None:
-        """Make records durable, all of them or none; nothing is done for none.
+        """Make records durable, all of them or none.
 
-        A disk that is full has a reserve for them.
+        If the disk is full, the reserve provides room.
 
         Raises:
-            JournalError: the disk refused.
+            JournalError: The disk cannot be written.
         """
         listed = list(records)
         if not listed:
@@ -308,7 +308,7 @@ class Journal:
                 self._write_one(record)
 
     def _write_event(self, event: EventRecord) -> None:
-        """The newest `MAX_EVENTS` are kept."""
+        """Insert an event, and delete all but the newest `MAX_EVENTS`."""
         happened = event.happened
         row = (
             *(event.serial, event.unix_s, happened.kind, happened.run_id, happened.peer_id),
@@ -331,10 +331,10 @@ class Journal:
             self._db.executemany(f"DELETE FROM {table} WHERE peer_id=?", forgotten)
 
     def write_run(self, run: Run, data_digest: bytes) -> None:
-        """Make a new run durable, whose tokens are: `data_digest` is that of all of them.
+        """Insert a new run, whose tokens are durable already.
 
         Raises:
-            JournalError: the disk refused.
+            JournalError: The disk cannot be written.
         """
         with self._errors_named(), self._db:
             self._db.execute(
@@ -383,7 +383,7 @@ class Journal:
             case RunRecord(run):
                 self._write_state(run)
             case PlanRecord(run_id, step, attempt, microbatches):
-                # Their samples; their routes are not kept.
+                # The journal stores their samples, and not their routes.
                 samples = json.dumps([batch.samples for batch in microbatches])
                 row = (run_id, step, attempt, samples)
                 execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row)
@@ -419,7 +419,7 @@ class Journal:
         """Drop a run's snapshots of these steps.
 
         Raises:
-            JournalError: the disk refused.
+            JournalError: The disk cannot be written.
         """
         rows = [(run_id, step) for step in steps]
         with self._errors_named(), self._db:
@@ -517,7 +517,7 @@ class Journal:
     # ---- reading
 
     def load(self, now_s: float) -> tuple[Run, ...]:
-        """All runs, oldest first; those under way wait for their peers from `now_s` on."""
+        """Return all runs, oldest first; active ones wait for their peers from `now_s` on."""
         with self._errors_named():
             found = self._db.execute(
                 "SELECT run_id, spec, owner, storage_key, phase, detail, attempt,"
@@ -527,14 +527,14 @@ class Journal:
             return tuple(self._run(row, now_s) for row in found if self._can_be_named(row[0]))
 
     def _can_be_named(self, run_id: str) -> bool:
-        """Whether a run's name keeps to today's bound; earlier versions counted characters."""
+        """Whether a run's name is within the present bound; earlier versions counted characters."""
         words = Name().refusal(run_id)
         if words is not None:
             logger.warning("journal %s: a run is left out: its name: %s", self._path, words)
         return words is None
 
     def standings(self, now_s: float) -> dict[PeerId, Standing]:
-        """Peers that were set aside of late, as of `now_s`; others are forgotten."""
+        """Return the reputations of recently suspended peers as of `now_s`; drop all others."""
         unix_s = time.time()
         with self._errors_named(), self._db:
             void = unix_s - FORGOTTEN_AFTER_S
@@ -544,7 +544,7 @@ class Journal:
                 " ORDER BY until_unix_s DESC LIMIT ?",
                 (MAX_STANDINGS,),
             ).fetchall()
-        # A clock that was set back must not make a rest longer than it can be.
+        # A clock that was set back must not prolong a suspension beyond the longest one.
         return {
             PeerId(peer): Standing(
                 times_aside=times,
@@ -555,7 +555,7 @@ class Journal:
         }
 
     def contributions(self) -> dict[PeerId, Contribution]:
-        """What members gave, those that gave least first."""
+        """Return the contributions of members, the smallest first."""
         with self._errors_named():
             found = self._db.execute(
                 "SELECT peer_id, samples, steps, seconds, compute_s, sent_bytes"
@@ -573,7 +573,7 @@ class Journal:
         }
 
     def sent_traffic(self) -> dict[PeerId, SentTraffic]:
-        """Everything that members sent."""
+        """Return everything that each member sent."""
         with self._errors_named():
             found = self._db.execute(
                 "SELECT peer_id, session, session_bytes, all_bytes FROM sent_traffic"
@@ -581,7 +581,7 @@ class Journal:
         return {PeerId(peer): SentTraffic(*counts) for peer, *counts in found}
 
     def events(self, since: int, limit: int) -> tuple[EventRecord, ...]:
-        """What happened, from this serial number on, so many at most, oldest first."""
+        """Return at most `limit` events from this serial number on, oldest first."""
         with self._errors_named():
             found = self._db.execute(
                 "SELECT serial, unix_s, kind, run_id, peer_id, from_step, to_step, words"
@@ -605,19 +605,19 @@ class Journal:
         )
 
     def event_counts(self) -> dict[EventKind, int]:
-        """How many of each kind are kept."""
+        """Return the number of stored events of each kind."""
         with self._errors_named():
             found = self._db.execute("SELECT kind, count(*) FROM events GROUP BY kind").fetchall()
         return {EventKind(kind): count for kind, count in found}
 
     def next_serial(self) -> int:
-        """That the next event is to have; the first is 1."""
+        """Return the number of the next event; the first is 1."""
         with self._errors_named():
             (newest,) = self._db.execute("SELECT max(serial) FROM events").fetchone()
         return (newest or 0) + 1
 
     def _run(self, row: _RunRow, now_s: float) -> Run:
-        """The run of a row; one that cannot be read is failed, and its row stays as it is."""
+        """Return the run of a row; an unreadable one is returned as failed, and its row stays."""
         try:
             return self._read_run(row, now_s)
         except (SwarmError, ValueError, TypeError, LookupError) as error:
@@ -644,28 +644,28 @@ class Journal:
         )
 
     def _read_run(self, row: _RunRow, now_s: float) -> Run:
-        name, sealed_spec, owner, key, phase_number, told, attempt = row[:7]
+        name, sealed_spec, owner, key, phase_number, sealed_detail, attempt = row[:7]
         committed_steps, trained_steps, stages = row[7:]
         spec_bytes = self._opened(sealed_spec, f"spec {name}")
-        detail = self._opened_reason(told, f"detail {name}")
+        detail = self._opened_reason(sealed_detail, f"detail {name}")
         restarted = Reason(kind=ReasonKind.COORDINATOR_RESTARTED)
         run_id, phase = RunId(name), RunPhase(phase_number)
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
         assignments = _assignments_of(json.loads(stages))
         peers = [assignment.peer_id for assignment in assignments]
-        if is_earlier(spec_bytes):  # its migration left it
+        if is_earlier(spec_bytes):  # its migration failed
             raise JournalError(
                 "its RunSpec is of an earlier version, and its tokens, which are torn or gone, do "
                 "not prove it; submit the job again"
             )
         spec = RUN_SPEC.from_bytes(spec_bytes)
         last = self._as_of(run_id, committed_steps)
-        # Of weights that are not the last, the sums are those of all steps.
+        # Weights that are not the last have the sums of all steps.
         newest = last if trained_steps is None else self._as_of(run_id, trained_steps)
         past = Past(
             committed_steps=committed_steps,
             committers=frozenset(peers),
-            # Until their hellos tell otherwise.
+            # Their hellos correct this.
             exported=MappingProxyType(dict.fromkeys(peers if phase is RunPhase.FINISHED else ())),
             ledger=self._ledger(run_id, spec.num_kept),
             judged=self._judged(run_id),
@@ -681,7 +681,7 @@ class Journal:
             last_step=next(iter(self.steps(run_id, past.all_steps - 1, 1)), None),
             last_evaluation=self._last_evaluation(run_id),
         )
-        # An evaluation is counted with the next commit, and the last one is followed by none.
+        # A commit includes the evaluation before it, and no commit follows the last one.
         for found in self.evaluations(run_id, past.all_steps, past.all_steps + 1):
             traffic = summed_by_boundary((*past.traffic, *found.traffic))
             past = replace(past, sent=past.sent + found.sent, traffic=traffic)
@@ -708,17 +708,17 @@ class Journal:
         )
 
     def _priority(self, run_id: RunId) -> int:
-        asked = "SELECT priority FROM priorities WHERE run_id=?"
-        (priority,) = self._db.execute(asked, (run_id,)).fetchone() or (DEFAULT_PRIORITY,)
+        query = "SELECT priority FROM priorities WHERE run_id=?"
+        (priority,) = self._db.execute(query, (run_id,)).fetchone() or (DEFAULT_PRIORITY,)
         return int(priority)
 
     def _claim(self, run_id: RunId) -> Claim:
-        asked = "SELECT name, weight FROM claims WHERE run_id=?"
-        row = self._db.execute(asked, (run_id,)).fetchone()
+        query = "SELECT name, weight FROM claims WHERE run_id=?"
+        row = self._db.execute(query, (run_id,)).fetchone()
         return Claim(*row) if row else NO_CLAIM
 
     def _as_of(self, run_id: RunId, committed_steps: int) -> Snapshot | None:
-        """The run after so many steps, but for its stages; None if the last one's row is gone."""
+        """Return the run's state at these steps, without stages; None if it is not stored."""
         row = self._db.execute(
             "SELECT attempt, clip_factor, learning_rate, sent, all_traffic FROM commits"
             " WHERE run_id=? AND step=?",
@@ -751,7 +751,7 @@ class Journal:
         return None if row is None else _moving_from(row[0])
 
     def _judged(self, run_id: RunId) -> Judged:
-        """What all evaluations say."""
+        """Return the results of all evaluations."""
         row = self._db.execute(
             "SELECT judged FROM evaluations WHERE run_id=? ORDER BY step DESC LIMIT 1", (run_id,)
         ).fetchone()
@@ -763,7 +763,7 @@ class Journal:
         return None if step is None else self.evaluations(run_id, step, step + 1)[0]
 
     def _snapshots(self, run_id: RunId) -> tuple[Snapshot, ...]:
-        """Those that are there, steps rising."""
+        """Return the run's snapshots, by rising step."""
         found = self._db.execute(
             "SELECT step, stages, judged FROM snapshots WHERE run_id=? ORDER BY step", (run_id,)
         ).fetchall()
@@ -774,7 +774,7 @@ class Journal:
         )
 
     def _planned_step(self, run_id: RunId, committed_steps: int) -> PlannedStep | None:
-        """The microbatches of the step under way; which peers they were to pass is not kept."""
+        """Return the microbatches of the present step; their routes are not stored."""
         row = self._db.execute(
             "SELECT microbatches FROM plans WHERE run_id=? AND step=?", (run_id, committed_steps)
         ).fetchone()
@@ -786,7 +786,7 @@ class Journal:
         )
 
     def _step_seconds(self, run_id: RunId) -> tuple[float, ...]:
-        """Of the last steps."""
+        """Return the seconds of the last steps."""
         found = self._db.execute(
             "SELECT seconds FROM commits WHERE run_id=? ORDER BY step DESC LIMIT ?",
             (run_id, MEASURED_STEPS),
@@ -794,7 +794,7 @@ class Journal:
         return tuple(seconds for (seconds,) in reversed(found))
 
     def _ledger(self, run_id: RunId, num_samples: int) -> Ledger | None:
-        """Who holds which buffers, if the run has any."""
+        """Return the holders of the run's buffers, if it has any."""
         row = self._db.execute(
             "SELECT boundaries, peers FROM ledgers WHERE run_id=?", (run_id,)
         ).fetchone()
@@ -806,7 +806,7 @@ class Journal:
         return _ledger_from(row, chunks, num_samples)
 
     def steps(self, run_id: RunId, first: int, limit: int) -> tuple[StepCommitted, ...]:
-        """Committed steps of a run, from `first` on, so many at most."""
+        """Return at most `limit` committed steps of a run, from `first` on."""
         with self._errors_named():
             found = self._db.execute(
                 "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds, traffic,"
@@ -817,7 +817,7 @@ class Journal:
         return tuple(_committed_from(row) for row in found)
 
     def chosen_steps(self, run_id: RunId, steps: Sequence[int]) -> tuple[StepCommitted, ...]:
-        """These of a run's committed steps, rising, without what was sent for them."""
+        """Return these committed steps of a run, in rising order, without their traffic."""
         with self._errors_named():
             found = self._db.execute(
                 "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds FROM commits"
@@ -837,7 +837,7 @@ class Journal:
         )
 
     def evaluations(self, run_id: RunId, first: int, stop: int) -> tuple[Evaluated, ...]:
-        """Of a run, of weights with `first` steps in them to fewer than `stop`, steps rising."""
+        """Return a run's evaluations of weights with `first` to `stop` - 1 steps, in order."""
         with self._errors_named():
             found = self._db.execute(
                 "SELECT step, num_samples, eval_loss, compressed_eval_loss, counts, traffic"
@@ -857,16 +857,16 @@ class Journal:
         )
 
     def data_digest(self, run_id: RunId) -> bytes:
-        """The digest of all tokens of a run that is here, `digest_of` them in a row."""
+        """Return the digest of all tokens of a run, in their order."""
         with self._errors_named():
             query = "SELECT data_digest FROM runs WHERE run_id=?"
             sealed = self._db.execute(query, (run_id,)).fetchone()[0]
         return self._opened(sealed, f"data {run_id}")
 
-    # ---- what of it is sealed
+    # ---- encryption
 
     def _run_row(self, run: Run) -> tuple[bytes, int, bytes, int, int, int | None, str]:
-        """What changes of a run: key, phase, detail, attempt, steps, stages."""
+        """Return the columns of a run that change: key, phase, detail, attempt, steps, stages."""
         assigned = run.attempt.assignments
         stages = json.dumps(_hosts(assigned))
         key = self._sealed(run.storage_key, f"key {run.run_id}")
@@ -884,10 +884,10 @@ class Journal:
         return value if self._sealer is None else self._sealer.seal(value, place.encode())
 
     def _opened(self, value: bytes, place: str) -> bytes:
-        """What `_sealed` made of it.
+        """Return the value that `_sealed` encrypted.
 
         Raises:
-            JournalError: not with this key.
+            JournalError: The key is another one.
         """
         if self._sealer is None:
             return bytes(value)
@@ -895,7 +895,7 @@ class Journal:
             return self._sealer.open(value, place.encode())
         except ValueError as error:
             raise JournalError(
-                f"journal {self._path}: {error}; name the key file that it was made with"
+                f"journal {self._path}: {error}; name the key file that it was created with"
             ) from None
 
     @contextmanager
@@ -908,27 +908,27 @@ class Journal:
 
 
 def _keep_private(path: str) -> None:
-    """Let nobody else read the database; its write-ahead log gets the rights that it has."""
+    """Restrict the database to its owner; its write-ahead log gets the same permissions."""
     if path == ":memory:":
         return
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, FILE_MODE))
     except FileExistsError:
-        # Not opened: closing it would let go of another connection's locks, which are POSIX's.
+        # It is not opened: closing it would release another connection's POSIX locks.
         for file in (path, f"{path}-wal", f"{path}-shm"):
             with suppress(OSError):
                 make_private(Path(file))
     except OSError:
-        return  # SQLite is about to say what is wrong
+        return  # SQLite reports the error
 
 
-# ---- how values lie in rows
+# ---- values of columns
 
 
 def _committed_from(
     row: tuple[int, float, float, float, int, float, str, str, int],
 ) -> StepCommitted:
-    """What watchers are told of a commit's row."""
+    """Return the step of a commit's row."""
     step, loss, learning_rate, grad_norm, num_samples, seconds, traffic, gradients, state = row
     return StepCommitted(
         step=StepNumber(step),
@@ -946,44 +946,44 @@ def _committed_from(
 def _steering_text(steering: Steering) -> str:
     rates = [(change.first_step, change.learning_rate) for change in steering.rates]
     codecs = [(one.first_step, one.codecs.forward, one.codecs.backward) for one in steering.codecs]
-    told = {"is_paused": steering.is_paused, "rates": rates, "codecs": codecs}
+    fields = {"is_paused": steering.is_paused, "rates": rates, "codecs": codecs}
     if steering.quality is not None:
-        told |= {"quality": asdict(steering.quality), "measured_steps": steering.measured_steps}
-    told["requests"] = [
+        fields |= {"quality": asdict(steering.quality), "measured_steps": steering.measured_steps}
+    fields["requests"] = [
         (one.number, one.kind, one.step, text_of(one.reason)) for one in steering.requests
     ]
-    return json.dumps(told)
+    return json.dumps(fields)
 
 
 def _steering_from(text: str) -> Steering:
-    told = json.loads(text)
-    rates = tuple(RateChange(StepNumber(step), rate) for step, rate in told["rates"])
+    fields = json.loads(text)
+    rates = tuple(RateChange(StepNumber(step), rate) for step, rate in fields["rates"])
     codecs = tuple(
         CodecChange(StepNumber(step), Codecs(forward, backward))
-        for step, forward, backward in told.get("codecs", ())
+        for step, forward, backward in fields.get("codecs", ())
     )
-    quality = told.get("quality")
+    quality = fields.get("quality")
     return Steering(
-        is_paused=told["is_paused"],
+        is_paused=fields["is_paused"],
         rates=rates,
         codecs=codecs,
         quality=QualityControl(**quality) if quality else None,
-        measured_steps=told.get("measured_steps", 0),
+        measured_steps=fields.get("measured_steps", 0),
         requests=tuple(
             SteeringRequest(number, EventKind(kind), step, reason)
-            for number, kind, step, text in told.get("requests", ())
+            for number, kind, step, text in fields.get("requests", ())
             if (reason := reason_from(text)) is not None
         ),
     )
 
 
 def _hosts(assignments: Iterable[StageAssignment]) -> list[tuple[str, int, int]]:
-    """Who hosts what."""
+    """Return peers with their layers as plain values."""
     return [(a.peer_id, a.layers.start, a.layers.stop) for a in assignments]
 
 
 def _assignments_of(hosts: Iterable[tuple[str, int, int]]) -> tuple[StageAssignment, ...]:
-    """Of what `_hosts` made."""
+    """Return the assignments that `_hosts` wrote."""
     return tuple(
         StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
         for peer, start, stop in hosts
@@ -1003,34 +1003,30 @@ def _moving_text(moving: Moving) -> str:
 
 
 def _moving_from(text: str) -> Moving:
-    """What `_moving_text` wrote."""
-    told = json.loads(text)
+    """Return the value that `_moving_text` wrote."""
+    fields = json.loads(text)
     return Moving(
-        step=StepNumber(told["step"]),
-        assignments=_assignments_of(told["hosts"]),
-        before_s=told["before_s"],
-        after_s=told["after_s"],
-        has_begun=told["has_begun"],
+        step=StepNumber(fields["step"]),
+        assignments=_assignments_of(fields["hosts"]),
+        before_s=fields["before_s"],
+        after_s=fields["after_s"],
+        has_begun=fields["has_begun"],
     )
 
 
 def _traffic_text(traffic: Sequence[Traffic]) -> str:
-    """Counts of boundaries."""
     return json.dumps([asdict(one) for one in traffic])
 
 
 def _traffic_from(text: str) -> tuple[Traffic, ...]:
-    """Counts of a commit's row."""
     return tuple(Traffic(**fields) for fields in json.loads(text))
 
 
 def _judged_text(judged: Judged) -> str:
-    """What evaluations say."""
     return json.dumps(asdict(judged))
 
 
 def _judged_from(text: str) -> Judged:
-    """What `_judged_text` wrote."""
     fields = json.loads(text)
     bests = {name: fields[name] and Best(**fields[name]) for name in ("best", "saved")}
     return Judged(step=fields["step"], num_worse=fields["num_worse"], **bests)
@@ -1039,20 +1035,20 @@ def _judged_from(text: str) -> Judged:
 def _ledger_from(
     row: tuple[str, str], chunks: Iterable[tuple[int, bytes]], num_samples: int
 ) -> Ledger:
-    """A run's ledger, of its boundaries and peers, and its chunks.
+    """Return a run's ledger from its boundaries, peers and chunks.
 
     Raises:
-        ValueError: its rows do not fit together.
+        ValueError: The rows do not fit together.
     """
     boundaries = tuple(BlockIndex(block) for block in json.loads(row[0]))
     empty = Ledger.empty(boundaries, num_samples)
-    kept = list(empty.chunks)
+    stored = list(empty.chunks)
     for place, chunk in chunks:
-        if not (0 <= place < len(kept) and len(chunk) == len(kept[place])):
+        if not (0 <= place < len(stored) and len(chunk) == len(stored[place])):
             raise ValueError(f"ledger: chunk {place} of {len(chunk)} bytes is none of this run's")
-        kept[place] = chunk
+        stored[place] = chunk
     peers = tuple(PeerId(peer) for peer in json.loads(row[1]))
-    ledger = replace(empty, peers=peers, chunks=tuple(kept))
+    ledger = replace(empty, peers=peers, chunks=tuple(stored))
     highest = int(ledger.all_entries().max(initial=0))
     if highest > len(peers):
         raise ValueError(f"ledger: peer {highest} holds buffers, but {len(peers)} are named")
@@ -1060,14 +1056,12 @@ def _ledger_from(
 
 
 def _saved_text(stages: Sequence[SavedStage]) -> str:
-    """Stages of a snapshot."""
     return json.dumps(
         [(s.layers.start, s.layers.stop, s.digest.hex(), s.total_bytes, *s.keepers) for s in stages]
     )
 
 
 def _saved_from(text: str) -> tuple[SavedStage, ...]:
-    """Stages of a snapshot's row."""
     return tuple(
         SavedStage(
             layers=LayerRange(start, stop),

@@ -1,7 +1,7 @@
-"""Steps that bring an earlier journal to today's schema, one a version. Each changes rows only.
+"""Migrations of a journal to the present schema, one step per version. Each changes rows only.
 
-To change the schema: raise `journal.VERSION`, add a step here, and add a file of the version
-before to `tests/unit/coordinator/journal/earlier`.
+To change the schema: raise `journal.VERSION`, add a step here, and add a file of the version before
+to `tests/unit/coordinator/journal/earlier`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from swarm_ft.protocol.wire.earlier import is_earlier, upgraded_specs
 logger = get_logger(__name__)
 
 OLDEST = 8
-"""The oldest version that can be migrated."""
+"""Oldest version that can be migrated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +31,9 @@ class OpenJournal:
     """A journal during its migration.
 
     Attributes:
-        db: the database, inside a transaction.
-        opened, sealed: decrypt and encrypt a value for its place, where the journal is encrypted.
-        tokens: of its runs.
+        db: Database, inside a transaction.
+        opened, sealed: Functions that decrypt and encrypt a value for its place.
+        tokens: Tokens of its runs.
     """
 
     db: sqlite3.Connection
@@ -43,18 +43,18 @@ class OpenJournal:
 
 
 def migrate(journal: OpenJournal, version: int) -> None:
-    """Bring all rows from `version` to today's, step by step.
+    """Migrate all rows from `version` to the present one, step by step.
 
     Raises:
-        JournalError: the key does not open them.
-        sqlite3.Error: the disk refuses.
+        JournalError: The key does not open them.
+        sqlite3.Error: The disk cannot be written.
     """
     for step in _STEPS[version - OLDEST :]:
         step(journal)
 
 
 def _reasons_for_texts(journal: OpenJournal) -> None:
-    """8 to 9: details, reasons and words are reasons in place of text."""
+    """Migrate 8 to 9: details, reasons and words are reasons in place of text."""
     columns = (
         ("runs", "run_id", "detail", "detail"),
         ("standings", "peer_id", "reason", "standing"),
@@ -71,7 +71,7 @@ def _reasons_for_texts(journal: OpenJournal) -> None:
 
 
 def _specs_of_version_10(journal: OpenJournal) -> None:
-    """9 to 10: every RunSpec has today's fields, and the digest that its run began with."""
+    """Migrate 9 to 10: every RunSpec has all fields, and the digest that its run began with."""
     found = journal.db.execute("SELECT run_id, spec, phase FROM runs").fetchall()
     for run_id, sealed, phase in found:
         data = journal.opened(sealed, f"spec {run_id}")
@@ -90,7 +90,7 @@ def _upgraded(tokens: TokenFiles, run_id: RunId, data: bytes, phase: RunPhase) -
         return RUN_SPEC.from_bytes(data)
     specs = list(upgraded_specs(data))
     if phase > RunPhase.FINISHED:
-        return specs[0]  # it is over, and has no tokens
+        return specs[0]  # the run is over, and has no tokens
     for spec in specs:
         if _are_of(tokens, run_id, spec):
             return spec
@@ -107,8 +107,8 @@ def _are_of(tokens: TokenFiles, run_id: RunId, spec: RunSpec) -> bool:
 
 
 def _tables_alone(_journal: OpenJournal) -> None:
-    """10 to 11: there is the table `sent_traffic`, which the schema makes."""
+    """Migrate 10 to 11: the schema adds the table `sent_traffic`."""
 
 
 _STEPS = (_reasons_for_texts, _specs_of_version_10, _tables_alone)
-"""From `OLDEST` on."""
+"""Steps from `OLDEST` on."""

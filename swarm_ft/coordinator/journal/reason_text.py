@@ -1,4 +1,4 @@
-"""Reasons as JSON, as the journal keeps them: the kind and the fields that are not empty. Pure."""
+"""Reasons as JSON, as the journal stores them: the kind and the fields that are not empty. Pure."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from swarm_ft.protocol.spec.layers import LayerRange
 
 
 def text_of(reason: Reason | None) -> str:
-    """A reason as JSON; empty for None."""
+    """Return a reason as JSON; empty for None."""
     return "" if reason is None else json.dumps(_plain(reason), separators=(",", ":"))
 
 
 def reason_from(text: str) -> Reason | None:
-    """The reason that `text_of` wrote.
+    """Return the reason that `text_of` wrote.
 
     Raises:
-        ValueError, TypeError: `text` is no reason.
+        ValueError, TypeError: The text is no reason.
     """
     return _built(json.loads(text)) if text else None
 
 
 def recorded(text: str) -> Reason | None:
-    """The reason for a text of a journal of version 8; only the run's own readers may see it."""
+    """Return the reason for a text of a journal of version 8; only the run's own readers see it."""
     return Reason(kind=ReasonKind.RECORDED_TEXT, text=text) if text else None
 
 

@@ -1,7 +1,7 @@
-"""Who was invited, who was let in, and who is known no more, in a database beside the keys.
+"""Registry of invitations and members, in a database beside the keys.
 
-The coordinator and its owner's commands (`swarm-ft invite`, `swarm-ft keys`) have it open at the
-same time: who may write to the folder is the owner, and needs to ask nobody.
+The coordinator and its operator's commands (`swarm-ft invite`, `swarm-ft keys`) open it at the same
+time: a user who may write to the folder is the operator, and needs no other permission.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ logger = get_logger(__name__)
 
 FILE = "members.db"
 VERSION, OLDEST = 2, 0
-"""Version of the tables, and the oldest that can be migrated: those of 1, without a version."""
+"""Version of the tables, and the oldest one that can be migrated: those of 1, without a number."""
 MAX_INVITATIONS = 256
-"""The newest ones: each handshake of a newcomer may have to look at all of them."""
+"""Newest invitations that handshakes accept: a newcomer's may have to look at all of them."""
 BUSY_TIMEOUT_S = 5.0
 
 _SCHEMA = """
@@ -66,13 +66,13 @@ ALTER TABLE members ADD COLUMN chosen_name TEXT NOT NULL DEFAULT '';
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberRecord:
-    """A key that was let in.
+    """A key that was admitted.
 
     Attributes:
-        grant: what it may host, if it is a peer's.
-        invitation: the name of the one it came with.
-        joined_unix_s: when it first came.
-        seen_unix_s: when the coordinator last heard it.
+        grant: Stages that it may host, if it is a peer's.
+        invitation: Name of the invitation that it came with.
+        joined_unix_s: Unix seconds of its first enrolment.
+        seen_unix_s: Unix seconds of its last message to the coordinator.
         chosen_name: The name for people that the member or its invitation chose; empty: none.
     """
 
@@ -88,12 +88,12 @@ class MemberRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InvitationRecord:
-    """An invitation, as far as it is told to anybody after it was made.
+    """An invitation without its secret.
 
     Attributes:
-        grant: what a peer may host that comes with it.
-        uses_left: None: of any number.
-        expires_unix_s: None: never.
+        grant: Stages that a peer with it may host.
+        uses_left: Number of further members; None: unlimited.
+        expires_unix_s: Unix seconds of its expiry; None: never.
         note: The name for people that its members have unless they choose one; empty: none.
     """
 
@@ -106,13 +106,13 @@ class InvitationRecord:
 
 
 class Registry:
-    """See the module's docstring.
+    """Invitations and members of one swarm.
 
     Args:
-        folder: where the authority's keys are.
+        folder: Folder of the authority's keys.
 
     Raises:
-        JournalError: the database cannot be read or written, as from all methods; or a later
+        JournalError: The database cannot be read or written, as from all methods; or a later
             version wrote it.
     """
 
@@ -121,7 +121,7 @@ class Registry:
         self._one_at_a_time = threading.Lock()
         with self._errors():
             with open_private(self._path, "ab"):
-                pass  # before SQLite makes it, readable for all
+                pass  # create it before SQLite does, which would make it readable for all
             self._db = sqlite3.connect(
                 self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
@@ -130,7 +130,7 @@ class Registry:
             make_private(self._path)
 
     def _migrate(self) -> None:
-        """Make the tables, or bring those of an earlier version to today's; nothing else writes."""
+        """Create the tables, or migrate those of an earlier version."""
         version = version_of(self._db)
         check_version(f"members {self._path}", version, OLDEST, VERSION)
         if version == VERSION:
@@ -142,7 +142,7 @@ class Registry:
         self._db.executescript(f"BEGIN; {steps} PRAGMA user_version={VERSION}; COMMIT;")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     # ---- invitations
@@ -157,10 +157,10 @@ class Registry:
         grant: Grant = Grant(),  # noqa: B008 - a value
         note: str = "",
     ) -> Invite:
-        """A new invitation; its secret is kept nowhere else.
+        """Create an invitation; its secret is stored nowhere else.
 
         Raises:
-            BadOption: no member may have the note as its name.
+            BadOption: No member may have the note as its name.
         """
         refused = ChosenName().refusal(note)
         if refused is not None:
@@ -174,14 +174,15 @@ class Registry:
         return invite
 
     def open_to_all(self, fingerprint: bytes, addresses: tuple[str, ...]) -> Invite:
-        """The invitation that makes anybody a replica on probation: the same until it is revoked.
+        """Return the invitation that makes anybody a replica on probation.
 
-        It is no secret, so it is kept; only where it leads may change.
+        It stays the same until it is revoked, except for its addresses. It is no secret, so it is
+        stored.
         """
         with self._errors(), self._transaction():
-            kept = self._open_invitation()
-            if kept is not None and kept.fingerprint == fingerprint:
-                invite = replace(kept, addresses=addresses)
+            stored = self._open_invitation()
+            if stored is not None and stored.fingerprint == fingerprint:
+                invite = replace(stored, addresses=addresses)
             else:
                 invite = _new_invite(fingerprint, addresses)
             row = _invitation_row(invite, Role.PEER, PROBATION)
@@ -190,12 +191,12 @@ class Registry:
         return invite
 
     def close_to_all(self) -> None:
-        """Who has no invitation of its own is let in no more; who was let in stays."""
+        """Revoke the public invitation; members that came with it stay."""
         with self._errors():
             self._db.execute("UPDATE invitations SET uses_left=0 WHERE uses_left IS NULL")
 
     def open_invitation(self) -> Invite | None:
-        """That of `open_to_all`; None if not all are let in."""
+        """Return the invitation of `open_to_all`; None if the swarm is not open."""
         with self._errors():
             return self._open_invitation()
 
@@ -207,7 +208,7 @@ class Registry:
         return invite if is_open else None
 
     def invitations(self) -> list[InvitationRecord]:
-        """All that were made, the oldest first."""
+        """Return all invitations, the oldest first."""
         with self._errors():
             rows = self._db.execute(
                 "SELECT name, role, granted, uses_left, expires_unix_s, note FROM invitations"
@@ -226,7 +227,7 @@ class Registry:
         ]
 
     def certificates(self) -> tuple[Certificate, ...]:
-        """By which newcomers are known, used up ones too: these are told so, and by name."""
+        """Return certificates of invitations, also of used ones, to name them in errors."""
         with self._errors():
             rows = self._db.execute(
                 "SELECT certificate FROM invitations"
@@ -238,10 +239,10 @@ class Registry:
     # ---- members
 
     def admit(self, caller: Caller, now: datetime, chosen_name: str = "") -> Caller:
-        """Who the caller of an enrolment is from now on.
+        """Return the identity of an enrolment's caller from now on.
 
-        A member that comes with another invitation of its role is granted what that one grants;
-        the one for all changes nothing for who is a member already.
+        A member that comes with another invitation of its role gets the grant of that one, except
+        for the public invitation.
 
         Args:
             caller: The caller, as TLS knows it.
@@ -249,8 +250,8 @@ class Registry:
             chosen_name: The name for people that it chose. Empty leaves the one that it has.
 
         Raises:
-            BadInvite: its invitation is used up, has expired or was revoked.
-            NotAllowed: its key was revoked, or never let in.
+            BadInvite: Its invitation is used up, has expired or was revoked.
+            NotAllowed: Its key was revoked, or never admitted.
         """
         name, now_s = name_of(caller.key), int(now.timestamp())
         with self._errors():
@@ -258,7 +259,7 @@ class Registry:
             if known is not None and known.is_revoked:
                 raise NotAllowed(f"{known.role} {name}: its key was revoked")
             if known is None and caller.role is not Role.NEWCOMER:
-                raise NotAllowed(f"{caller} is no member; join with an invitation")
+                raise NotAllowed(f"{caller} is not a member; join with an invitation")
             if known is None:
                 with self._transaction():
                     role = self._let_in(name, caller.name, now_s)
@@ -274,12 +275,12 @@ class Registry:
         return Caller(role=role, name=name, key=caller.key)
 
     def note_seen(self, names: Collection[str], now: datetime) -> None:
-        """Store that the coordinator heard these members now; unknown names are ignored."""
+        """Store that the coordinator heard from these members now; ignore unknown names."""
         with self._errors():
             self._note_seen(names, int(now.timestamp()))
 
     def _note_seen(self, names: Collection[str], now_s: int) -> None:
-        """Store when members were last heard; a disk that refuses keeps no member out."""
+        """Store when members were last seen; a full disk keeps no member out."""
         rows = [(now_s, name) for name in names]
         try:
             with self._transaction():
@@ -288,11 +289,11 @@ class Registry:
             logger.warning("members %s: %s", self._path, in_words(error))
 
     def check(self, caller: Caller, now: datetime) -> None:
-        """Whether `admit` would let the caller in, now; nothing is used up.
+        """Check that `admit` would admit the caller now, without using the invitation.
 
         Raises:
-            BadInvite: its invitation is used up, has expired or was revoked.
-            NotAllowed: its key was revoked.
+            BadInvite: Its invitation is used up, has expired or was revoked.
+            NotAllowed: Its key was revoked.
         """
         name = name_of(caller.key)
         with self._errors():
@@ -303,18 +304,18 @@ class Registry:
                 self._still_good(caller.name, int(now.timestamp()))
 
     def grant_of(self, name: str) -> Grant:
-        """What a member may host.
+        """Return the grant of a peer.
 
         Raises:
-            NotAllowed: there is no such member, or its key was revoked.
+            NotAllowed: There is no such member, or its key was revoked.
         """
         return self._present(name, "peer").grant
 
     def claim_of(self, name: str) -> Claim:
-        """Return a client's claim to peers, which it shares with all keys of its invitation.
+        """Return a client's claim on peers, which it shares with all keys of its invitation.
 
         Raises:
-            NotAllowed: there is no such member, or its key was revoked.
+            NotAllowed: There is no such member, or its key was revoked.
         """
         known = self._present(name, "client")
         return Claim(known.invitation, known.grant.weight)
@@ -323,12 +324,12 @@ class Registry:
         with self._errors():
             known = self._member(name)
         if known is None or known.is_revoked:
-            why = "its key was revoked" if known else "it is no member"
+            why = "its key was revoked" if known else "it is not a member"
             raise NotAllowed(f"{role} {name}: {why}")
         return known
 
     def members(self) -> list[MemberRecord]:
-        """All that were ever let in, those that came first at the beginning."""
+        """Return all members that were ever admitted, in the order of their enrolment."""
         with self._errors():
             rows = self._db.execute(f"{_MEMBERS} ORDER BY joined_unix_s, name").fetchall()
         return [_member(row) for row in rows]
@@ -349,10 +350,10 @@ class Registry:
         return self._present(name, "member").chosen_name
 
     def revoke(self, name: str) -> None:
-        """A member's key, or an invitation, is of no use from now on.
+        """Revoke a member's key, or an invitation.
 
         Raises:
-            NotFound: there is no such member or invitation.
+            NotFound: There is no such member or invitation.
         """
         with self._errors(), self._transaction():
             members = self._db.execute("UPDATE members SET is_revoked=1 WHERE name=?", (name,))
@@ -361,16 +362,16 @@ class Registry:
                 raise NotFound(f"{name}: no member and no invitation has this name")
 
     def revoked(self) -> frozenset[str]:
-        """Names of members whose keys were revoked."""
+        """Return the names of members whose keys were revoked."""
         with self._errors():
             rows = self._db.execute("SELECT name FROM members WHERE is_revoked").fetchall()
         return frozenset(row[0] for row in rows)
 
     def void_all(self) -> tuple[int, int]:
-        """A new authority knows nobody, but those whose keys were revoked stay so.
+        """Remove all members and invitations, for a new authority; revoked keys stay revoked.
 
         Returns:
-            How many members, and how many invitations, are of no use from now on.
+            Numbers of members and of invitations that became invalid.
         """
         with self._errors(), self._transaction():
             members = self._db.execute("DELETE FROM members WHERE NOT is_revoked").rowcount
@@ -380,26 +381,26 @@ class Registry:
         return members, invitations
 
     def tell_rotated(self) -> None:
-        """There are other keys in the folder: whoever looks at `version` is to look at them."""
+        """Record that the folder has other keys, so that `version` changes."""
         with self._errors():
             now = datetime.now(UTC).isoformat()
             self._db.execute("INSERT OR REPLACE INTO facts VALUES ('rotated', ?)", (now,))
 
     def version(self) -> tuple[int, int]:
-        """Another one after every change, by whomever."""
+        """Return a value that changes with every change, by any process."""
         with self._errors():
             others = self._db.execute("PRAGMA data_version").fetchone()[0]
         return others, self._db.total_changes
 
-    # ---- what invitations have to say of the coordinator
+    # ---- the coordinator's address, for invitations
 
     def set_address(self, address: str) -> None:
-        """The coordinator listens there."""
+        """Store the coordinator's address for future invitations."""
         with self._errors():
             self._db.execute("INSERT OR REPLACE INTO facts VALUES ('address', ?)", (address,))
 
     def address(self) -> str | None:
-        """Where the coordinator last listened; None before its first start."""
+        """Return the coordinator's last address; None before its first start."""
         with self._errors():
             row = self._db.execute("SELECT value FROM facts WHERE name='address'").fetchone()
         return row[0] if row else None
@@ -428,13 +429,13 @@ class Registry:
             )
 
     def _use(self, invitation: str, now_s: int) -> tuple[str, str]:
-        """Count an invitation down; the role and the grant that it gives."""
+        """Count an invitation down, and return the role and the grant that it gives."""
         role, granted = self._still_good(invitation, now_s)
         self._db.execute("UPDATE invitations SET uses_left=uses_left-1 WHERE name=?", (invitation,))
         return role, granted
 
     def _still_good(self, invitation: str, now_s: int) -> tuple[str, str]:
-        """The role and the grant that an invitation gives."""
+        """Return the role and the grant that an invitation gives."""
         row = self._db.execute(
             "SELECT role, granted, uses_left, expires_unix_s FROM invitations WHERE name=?",
             (invitation,),
@@ -456,7 +457,7 @@ class Registry:
         try:
             yield
         except BaseException:
-            if self._db.in_transaction:  # a full disk ends it
+            if self._db.in_transaction:  # a full disk has ended it already
                 self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
@@ -491,7 +492,7 @@ def _new_invite(fingerprint: bytes, addresses: tuple[str, ...]) -> Invite:
 
 
 def _invitation_row(invite: Invite, role: Role, grant: Grant) -> tuple[str, str, str, bytes]:
-    """What does not change: name, role, what is granted, certificate."""
+    """Return the columns that never change: name, role, grant, certificate."""
     key = invitation_key(invite.secret)
     certificate = to_der(invitation_certificate(key, invite.name, datetime.now(UTC)))
     return invite.name, role.value, json.dumps(asdict(grant)), certificate

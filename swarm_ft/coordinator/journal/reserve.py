@@ -1,7 +1,7 @@
-"""Room on the disk that is kept for runs under way: a file that is deleted when they need it.
+"""Disk space reserved for current runs: a file that is deleted when they need it.
 
-Whoever else fills the disk, commits go on for as long as that lasts, and no job is taken in
-meanwhile. With a disk that has room again comes the file.
+If other programs fill the disk, commits go on as long as the reserve lasts, and no new job is
+accepted. The file is created again when the disk has room.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from swarm_ft.systems import reserve
 logger = get_logger(__name__)
 
 RESERVE_BYTES = 64 << 20
-"""A commit is a few kilobytes, so this is tens of thousands of them."""
+"""Bytes of the reserve. A commit has a few kilobytes, so this is tens of thousands of them."""
 
 
 class Reserve:
-    """The file at `path`, of `num_bytes`; of 0 there is none, and nothing is kept."""
+    """A file at `path` with `num_bytes`; with 0 bytes there is no file and no reserve."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         self._path = path
@@ -28,7 +28,7 @@ class Reserve:
         self.hold()
 
     def hold(self) -> bool:
-        """Whether the room is kept; it is from now on, if there is as much."""
+        """Create the file if the disk has the room; return whether it is there."""
         if not self._num_bytes:
             return True
         try:
@@ -44,10 +44,10 @@ class Reserve:
         return True
 
     def release(self) -> bool:
-        """Let runs under way have the room; whether there was any."""
+        """Delete the file, so that current runs have its room; return whether it existed."""
         try:
             self._path.unlink()
         except OSError:
             return False
-        logger.warning("%s: the disk is full, its reserve is in use; make room", self._path)
+        logger.warning("%s: the disk is full, the reserve is in use; free some space", self._path)
         return True

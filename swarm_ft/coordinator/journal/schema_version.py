@@ -1,7 +1,7 @@
-"""The version that a SQLite file carries (`PRAGMA user_version`), and the copy before it changes.
+"""Version of a SQLite file (`PRAGMA user_version`), and its copy before a migration.
 
-Whoever owns a file refuses one of a later version, copies one of an earlier version beside it, and
-then migrates it in one transaction.
+The owner of a file refuses one of a later version. It copies one of an earlier version beside it,
+and then migrates it in one transaction.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def check_version(what: str, version: int | None, oldest: int, newest: int) -> N
     """Refuse a file that cannot be migrated.
 
     Args:
-        what: kind and path of the file, for the refusal.
-        version: its version; None: it is new.
-        oldest, newest: the versions that can be read.
+        what: Kind and path of the file, for the error.
+        version: Version of the file; None: it is new.
+        oldest, newest: Versions that can be read.
 
     Raises:
-        JournalError: it is of a later version than `newest`, or of an earlier one than `oldest`.
+        JournalError: The version is later than `newest`, or earlier than `oldest`.
     """
     if version is None or oldest <= version <= newest:
         return
@@ -49,10 +49,10 @@ def check_version(what: str, version: int | None, oldest: int, newest: int) -> N
 
 
 def copy_beside(db: sqlite3.Connection, path: Path, version: int) -> Path:
-    """Copy a file as `PATH.vVERSION` before its migration, in place of an earlier copy.
+    """Copy a file as `PATH.vVERSION` before its migration; replace an earlier copy.
 
     Raises:
-        OSError, sqlite3.Error: there is no room for it.
+        OSError, sqlite3.Error: There is no room for it.
     """
     copy, partial = path.with_name(f"{path.name}.v{version}"), path.with_name(f"{path.name}.copy")
     partial.unlink(missing_ok=True)

@@ -1,12 +1,12 @@
-"""Tokens of runs: a file each, in a folder beside the journal. Blocks; belongs into threads.
+"""Tokens of runs: one file each, in a folder beside the journal. Blocks; belongs into threads.
 
 A sample is a record: its row (`protocol.spec.sample_rows`), and 16 bytes of XXH3 over the run, its
-RunSpec, the sample's number and the tokens. What is read is what was written, or an error. With a
-key the tokens are sealed for the same instead, and need no checksum.
+RunSpec, the sample's number and the tokens. A read returns the written tokens, or an error. With a
+key the tokens are sealed over the same values instead, and need no checksum.
 
-A file grows under a name of its own and is renamed once all of it is on the disk; its run is
-written to the journal after that. So a file of which the journal knows nothing is of no use, and
-`sweep` deletes it. A run that is over needs its tokens no more; its file's space is free at once.
+A file grows under a temporary name and is renamed once all of it is on the disk; its run is written
+to the journal after that. So a file that the journal does not know is useless, and `sweep` deletes
+it. A run that is over no longer needs its tokens; the space of its file is free at once.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from swarm_ft.systems import read_at, sync_data
 
 CHECKSUM_BYTES = 16
 RESERVE_BYTES = 256 << 20
-"""Of the disk, which no job may take: commits of runs under way need some."""
+"""Bytes of the disk that no job may take: commits of current runs need some."""
 COUNTED_SAMPLES = 64
-"""Held at a time, to count them; a step may have many, of many tokens."""
+"""Samples that are read at a time to count them; a step may have many, of many tokens."""
 SYNC_BYTES = 4 << 20
-"""Written at a time. A commit's own fsync may have to wait for what others left unwritten."""
+"""Bytes that are written at a time. A commit's own fsync may have to wait for unwritten data."""
 
 
 class TokenFiles:
-    """The files in `folder`; None keeps them as long as this object, anywhere.
+    """Token files in `folder`; with None, in a temporary folder as long as this object lives.
 
     Args:
-        folder: where they lie.
-        key: with which they are encrypted; None leaves them as they are.
-        has_room: whether what is kept of the disk for runs under way is there.
+        folder: Folder of the files.
+        key: Key that encrypts them; None: they are plain.
+        has_room: Function that returns whether the reserve for current runs is there.
 
     Raises:
-        JournalError: the folder cannot be used.
+        JournalError: The folder cannot be used.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class TokenFiles:
             raise JournalError(f"tokens in {self.folder}: {in_words(error)}") from error
 
     def close(self) -> None:
-        """Let go of a temporary folder."""
+        """Delete a temporary folder."""
         self._forget()
 
     def begin(self, run_id: RunId, spec: RunSpec) -> NewTokenFile:
-        """A file for a run's tokens; nobody sees it before it is kept.
+        """Create a file for a run's tokens; it is invisible until it is kept.
 
         Raises:
-            JournalFull: the disk has no room for them, beside those of other jobs that come in.
-            JournalError: it refuses.
+            JournalFull: The disk has no room for them beside other arriving jobs.
+            JournalError: The disk cannot be written.
         """
         total_bytes = spec.train.num_rows * self._form.record_bytes(spec)
         partial = self.folder / f"{file_stem(run_id)}.{next(self._numbers)}.partial"
@@ -93,7 +93,7 @@ class TokenFiles:
         return new
 
     def free_bytes(self) -> int | None:
-        """Return the bytes that are free on the disk; None if it does not tell."""
+        """Return the free bytes of the disk; None if unknown."""
         try:
             return shutil.disk_usage(self.folder).free
         except OSError:
@@ -103,21 +103,21 @@ class TokenFiles:
         awaited_bytes = sum(file.awaited_bytes for file in self._growing)
         free_bytes = shutil.disk_usage(self.folder).free
         if free_bytes < total_bytes + awaited_bytes + RESERVE_BYTES or not self._has_room():
-            awaited = f" and {_mb(awaited_bytes)} for jobs that come in" if awaited_bytes else ""
+            awaited = f" and {_mb(awaited_bytes)} for arriving jobs" if awaited_bytes else ""
             raise JournalFull(
                 f"the coordinator's disk is nearly full: the job needs {_mb(total_bytes)}, and "
-                f"{_mb(free_bytes)} are free, of which {_mb(RESERVE_BYTES)} are kept for runs "
-                f"under way{awaited}; its operator has to make room"
+                f"{_mb(free_bytes)} are free, of which {_mb(RESERVE_BYTES)} are reserved for "
+                f"current runs{awaited}; ask the operator to free some space"
             )
 
     def read(
         self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]
     ) -> dict[SampleId, bytes]:
-        """Rows of samples, see `spec.sample_rows`.
+        """Return rows of samples, see `spec.sample_rows`.
 
         Raises:
-            NotFound: the run has no such sample.
-            JournalError: the file is gone, cannot be read, or was altered.
+            NotFound: The run has no such sample.
+            JournalError: The file is gone, cannot be read, or was altered.
         """
         path, salt, size = self._path(run_id), _salt(run_id, spec), self._form.record_bytes(spec)
         found = {}
@@ -126,17 +126,17 @@ class TokenFiles:
                 for sample in samples:
                     row = spec.train.row_of(sample)
                     if not 0 <= row < spec.train.num_rows:
-                        raise NotFound(f"run {run_id} has no sample {sample}")
+                        raise NotFound(f"{run_id} has no sample {sample}")
                     record = read_at(file.fileno(), size, row * size)
                     tokens = self._form.tokens(salt, row, record)
                     if tokens is None:
                         raise JournalError(
-                            f"{path}: sample {sample} of run {run_id} is torn or altered; submit "
-                            "the job again, under another name, and see to the disk"
+                            f"{path}: sample {sample} of {run_id} is torn or altered; check the "
+                            "disk, and submit the job again under another name"
                         )
                     found[sample] = tokens
         except OSError as error:
-            raise JournalError(f"{path}: the tokens of run {run_id}: {in_words(error)}") from error
+            raise JournalError(f"{path}: the tokens of {run_id}: {in_words(error)}") from error
         return found
 
     def count(self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]) -> Counts:
@@ -153,7 +153,10 @@ class TokenFiles:
         return counts_of_all(parts)
 
     def delete(self, run_id: RunId) -> None:
-        """Of a run that is over. Never fails: what is left is swept at the next start."""
+        """Delete the tokens of a run that is over.
+
+        This never fails: the next start sweeps what is left.
+        """
         with suppress(OSError):
             self._path(run_id).unlink(missing_ok=True)
 
@@ -161,7 +164,7 @@ class TokenFiles:
         """Delete all files but those of these runs.
 
         Raises:
-            JournalError: the folder cannot be read or written.
+            JournalError: The folder cannot be read or written.
         """
         names = {self._path(run_id).name for run_id in wanted}
         try:
@@ -180,10 +183,10 @@ def _mb(num_bytes: int) -> str:
 
 
 class NewTokenFile:
-    """A file of tokens that is being written, by one thread at a time; then keep or discard it.
+    """A file of tokens that one thread at a time writes; then keep or discard it.
 
     Attributes:
-        awaited_bytes: that are not written yet; 0 once it is kept or discarded.
+        awaited_bytes: Bytes that are not written yet; 0 once it is kept or discarded.
     """
 
     def __init__(self, partial: Path, path: Path, salt: bytes, spec: RunSpec, form: _Form) -> None:
@@ -195,10 +198,10 @@ class NewTokenFile:
         self._file = open_private(partial, "xb")
 
     def append(self, tokens: bytes) -> None:
-        """The next samples, a whole number of them.
+        """Write the next samples, a whole number of them.
 
         Raises:
-            JournalError: the disk refuses.
+            JournalError: The disk cannot be written.
         """
         pieces: list[bytes] = []
         for start in range(0, len(tokens), self._sample_bytes):
@@ -214,10 +217,10 @@ class NewTokenFile:
             raise JournalError(f"{self._partial}: {in_words(error)}") from error
 
     def keep(self) -> None:
-        """Give it the name under which it is read, once all of it is on the disk.
+        """Rename the file to its final name, once all of it is on the disk.
 
         Raises:
-            JournalError: the disk refuses.
+            JournalError: The disk cannot be written.
         """
         try:
             self._sync()
@@ -228,7 +231,10 @@ class NewTokenFile:
             raise JournalError(f"{self._path}: {in_words(error)}") from error
 
     def discard(self) -> None:
-        """Delete it, unless it was kept. Never fails: what is left is swept at the next start."""
+        """Delete the file, unless it was kept.
+
+        This never fails: the next start sweeps what is left.
+        """
         self.awaited_bytes = 0
         with suppress(OSError):
             self._partial.unlink(missing_ok=True)
@@ -242,7 +248,7 @@ class NewTokenFile:
 
 
 class _Form:
-    """How a sample lies in its file: with a checksum, or sealed."""
+    """Format of a sample's record: with a checksum, or sealed."""
 
     def __init__(self, sealer: Sealer | None) -> None:
         self._sealer = sealer
@@ -256,7 +262,7 @@ class _Form:
         return tokens + _checksum(salt, sample, tokens)
 
     def tokens(self, salt: bytes, sample: int, record: bytes) -> bytes | None:
-        """What is in a record; None if it is not the one that was written."""
+        """Return the tokens of a record; None if it was altered."""
         if self._sealer is not None:
             try:
                 return self._sealer.open(record, _place(salt, sample))
@@ -267,7 +273,7 @@ class _Form:
 
 
 def _salt(run_id: RunId, spec: RunSpec) -> bytes:
-    """Of a run's checksums: tokens of another run or spec are none of this one's."""
+    """Return the salt of a run's checksums: tokens of another run or spec never match."""
     return digest_of(run_id.encode(), spec.digest())
 
 

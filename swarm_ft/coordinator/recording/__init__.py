@@ -1,1 +1,1 @@
-"""What went into the coordinator's decisions, written down as it comes, to be decided again."""
+"""Recordings of all inputs of the coordinator's decisions, for replay."""

@@ -1,7 +1,7 @@
-"""What is recorded: whatever went into decisions, and what is shown beside what they know. Values.
+"""Entries of a recording: all inputs of decisions, and values that only displays show. Values.
 
-Of events that changed nothing but when something was heard of, members' heartbeats and ticks, only
-the last times are kept, in `Passed`: with these the state is the same as after all of them.
+Heartbeats of members and ticks that change nothing but times are not recorded one by one. `Passed`
+holds only their last times, which lead to the same state.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from swarm_ft.protocol.messages.client import RelayStatus
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Base:
-    """All that is known, to begin with: at each start, and where older recordings may go.
+    """A complete state: at each start, and where older recordings may be deleted.
 
     Attributes:
-        version: of the swarm-ft that decides.
-        now_s: monotonic seconds.
-        state: without keys.
-        machines: what members measured of themselves.
-        next_event: the number of the next of what is told to people.
+        version: Version of the swarm-ft that decides.
+        now_s: Monotonic seconds.
+        state: State without keys.
+        machines: Measurements that members sent of their machines.
+        next_event: Number of the next event for people.
     """
 
     version: str
@@ -39,7 +39,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """An event from which something followed, and when it was: monotonic seconds."""
+    """An event that had effects, with its monotonic seconds."""
 
     now_s: float
     event: Event
@@ -47,11 +47,11 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Events from which nothing followed.
+    """Events without effects.
 
     Attributes:
-        now_s: when the last of them was.
-        heard: when something was heard last of each member that said something.
+        now_s: Monotonic seconds of the last of them.
+        heard: Monotonic seconds of the last message of each member that sent some.
     """
 
     now_s: float
@@ -60,7 +60,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class MachineTold:
-    """A member said what it measured of its machine."""
+    """A member's report of its machine."""
 
     peer_id: PeerId
     machine: Machine
@@ -68,14 +68,14 @@ class MachineTold:
 
 @dataclass(frozen=True, slots=True)
 class RelaysSeen:
-    """There are other relays, or they carried more."""
+    """A change of the relays, or of their traffic."""
 
     relays: tuple[RelayStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """What happens next is told to people by this number."""
+    """A change of the next event's number."""
 
     next_event: int
 
@@ -85,11 +85,11 @@ Entry = Base | Decided | Passed | MachineTold | RelaysSeen | Numbered
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some entries in a row.
+    """Some successive entries.
 
     Attributes:
-        unix_s: the wall clock's time at `now_s`.
-        now_s: monotonic seconds.
+        unix_s: Seconds of the wall clock at `now_s`.
+        now_s: Monotonic seconds.
     """
 
     unix_s: float
@@ -97,7 +97,7 @@ class Batch:
     entries: tuple[Entry, ...]
 
     def unix_at(self, now_s: float) -> float:
-        """The wall clock's time at a moment of it."""
+        """Return the wall clock's time at these monotonic seconds."""
         return self.unix_s + now_s - self.now_s
 
 
@@ -109,7 +109,7 @@ _OTHERS = tuple(
 
 
 def only_passed(before: SwarmState, event: Event, after: SwarmState) -> bool:
-    """Whether an event changed nothing but when something was heard."""
+    """Whether an event changed nothing but times of messages."""
     if not isinstance(event, (PeerSaid, Tick)):
         return False
     if any(getattr(before, name) != getattr(after, name) for name in _OTHERS):
@@ -123,12 +123,12 @@ def only_passed(before: SwarmState, event: Event, after: SwarmState) -> bool:
 
 
 def in_short(before: SwarmState, event: Event) -> Event:
-    """The same event; of ways that are known already a tick says nothing."""
+    """Return the same event; a tick without news of the connectivity lacks it."""
     return Tick() if isinstance(event, Tick) and event.ways == before.ways else event
 
 
 def after_passed(state: SwarmState, passed: Passed) -> SwarmState:
-    """The state after events from which nothing followed."""
+    """Return the state after events without effects."""
     members = dict(state.members)
     for peer, heard_at_s in passed.heard.items():
         members[peer] = replace(members[peer], heard_at_s=heard_at_s)
@@ -136,7 +136,7 @@ def after_passed(state: SwarmState, passed: Passed) -> SwarmState:
 
 
 def heard_in(state: SwarmState, event: Event) -> PeerId | None:
-    """The member of whom something was heard."""
+    """Return the member that sent the message, if it is one."""
     if isinstance(event, PeerSaid) and event.peer_id in state.members:
         return event.peer_id
     return None

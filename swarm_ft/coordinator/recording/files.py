@@ -1,10 +1,10 @@
-"""A recording on the disk: a folder beside the journal, of files that are only ever appended to.
+"""A recording on disk: append-only files in a directory beside the journal.
 
-Each file begins with a `Base`, so that the oldest may go when there is no room: what is left can
-be decided again all the same. A file is a line that says what it is, then frames: how long the
-payload is (uint32), its checksum (XXH3, uint64), the payload. Payloads are pieces of one zlib
-stream, each flushed; where the journal is encrypted each is sealed for its place. What a kill
-leaves half written at the end is no part of it. A coordinator that runs may be read beside it.
+Each file begins with a `Base`, so that the oldest may be deleted when there is no room: the rest
+can still be replayed. A file has a first line that identifies it, then frames: length of the
+payload (uint32), its checksum (XXH3, uint64), the payload. Payloads are pieces of one zlib stream,
+each flushed; beside an encrypted journal each is sealed for its position. A frame that a kill cuts
+off does not count. The recording of a running coordinator may be read.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from swarm_ft.sealing import Sealer
 logger = get_logger(__name__)
 
 RECORDING_BYTES = 256 << 20
-"""Of all files together, unless told otherwise."""
+"""Bytes of all files together, by default."""
 NUM_FILES = 8
-"""That the bytes are divided among: the oldest of them goes at a time."""
+"""Number of files that share the bytes; the oldest file is deleted at a time."""
 MAX_WAITING = 120
-"""Batches that a slow disk keeps waiting; then one is left out, and a new file begun."""
+"""Batches that wait for a slow disk; then one is left out, and a new file begins."""
 SUFFIX = ".recording"
 VERSION = 3
-"""The version of the values in the files."""
+"""Version of the values in the files."""
 OLDEST = 1
-"""The oldest version that can be read; `recording.earlier` has the differences."""
+"""Oldest version that can be read; `recording.earlier` has the differences."""
 _FIRST_LINE = re.compile(rb"swarm-ft recording (\d{1,9})(, sealed)?(?:; written by (.{1,100}))?\n")
 MAX_FIRST_LINE_BYTES = 200
 _HEAD = struct.Struct("<IQ")
 MAX_BATCH_BYTES = 64 << 20
-"""Of a batch as text. A recording may come from anybody: what it unpacks to is bounded by this."""
+"""Bytes of a batch as text. Recordings may come from anybody, so their unpacked size is limited."""
 _ENTRIES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Entry)}
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def folder_of(journal: str | Path) -> Path:
-    """Where the recording of a journal lies."""
+    """Return the directory of a journal's recording."""
     return Path(f"{journal}{SUFFIX}")
 
 
@@ -63,12 +63,12 @@ def folder_of(journal: str | Path) -> Path:
 class RecordingFiles:
     """A `Sink` whose own thread encodes and writes.
 
-    A disk that refuses costs the recording alone, which says so and tries again with a new file.
+    If the disk fails only the recording is lost: it logs a warning and tries again with a new file.
 
     Args:
-        folder: made if it is not there.
-        key: that the journal is encrypted with, if it is.
-        max_bytes: of all files.
+        folder: Directory, created if it does not exist.
+        key: Key of an encrypted journal.
+        max_bytes: Bytes of all files.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class RecordingFiles:
 
     @property
     def wants_base(self) -> bool:
-        """See `Sink`."""
+        """Whether the next batch must begin with a `Base`."""
         return self._wants_base
 
     def put(self, batch: Batch) -> None:
-        """See `Sink`."""
+        """Queue a batch for the writing thread."""
         begins = isinstance(batch.entries[0], Base)
         if self._num_waiting >= MAX_WAITING:
             self._wants_base = True
@@ -96,12 +96,12 @@ class RecordingFiles:
         if begins:
             self._wants_base = False
         elif self._wants_base:
-            return  # what is behind a gap is of no use
+            return  # batches after a gap cannot be replayed
         self._num_waiting += 1
         self._thread.submit(self._write, batch, begins=begins)
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write all waiting batches."""
         self._thread.shutdown()
         if self._file is not None:
             self._file.close()
@@ -145,7 +145,7 @@ class RecordingFiles:
 
 
 class _Writing:
-    """One file, to be appended to."""
+    """A file that grows."""
 
     def __init__(self, path: Path, sealer: Sealer | None) -> None:
         self._file: IO[bytes] = open_private(path, "xb")
@@ -177,11 +177,11 @@ def _first_line(*, is_sealed: bool) -> bytes:
 
 
 class RecordingFile:
-    """One file of a recording.
+    """A file of a recording.
 
     Args:
-        path: of the file.
-        key: that the journal is encrypted with, if it is.
+        path: Path of the file.
+        key: Key of an encrypted journal.
     """
 
     def __init__(self, path: Path, key: bytes | None = None) -> None:
@@ -189,11 +189,13 @@ class RecordingFile:
         self._sealer = _sealer(key)
 
     def batches(self) -> Iterator[Batch]:
-        """All that are whole, in order; the first begins with a `Base`. None if the file is gone.
+        """Yield the complete batches, in order; none if the file is gone.
+
+        The first one begins with a `Base`.
 
         Raises:
-            BadInput: it is no recording, or encrypted with another key.
-            JournalError: it cannot be read.
+            BadInput: The file is no recording, or encrypted with another key.
+            JournalError: The file cannot be read.
         """
         unzip = zlib.decompressobj()
         writer = "?"
@@ -206,7 +208,7 @@ class RecordingFile:
                         raise ValueError(f"a batch has more than {MAX_BATCH_BYTES} bytes")
                     yield batch_from(text)
         except FileNotFoundError:
-            return  # it went to make room
+            return  # it was deleted to make room
         except (OSError, zlib.error, ValueError, TypeError, KeyError, SwarmError) as error:
             if isinstance(error, BadInput):
                 raise
@@ -219,11 +221,11 @@ class RecordingFile:
             ) from None
 
     def begins(self) -> Batch | None:
-        """The first batch, if it is there."""
+        """Return the first batch, if there is one."""
         return next(self.batches(), None)
 
     def _checked_writer(self, file: IO[bytes]) -> str:
-        """Read the first line; the version of swarm-ft that wrote the file."""
+        """Read the first line, and return the version of swarm-ft that wrote the file."""
         found = _FIRST_LINE.fullmatch(file.readline(MAX_FIRST_LINE_BYTES))
         if found is None:
             raise BadInput(
@@ -244,7 +246,7 @@ class RecordingFile:
         return writer
 
     def _writer_in_base(self, file: IO[bytes]) -> str:
-        """The version of swarm-ft that the first entry names, as far as it can be understood."""
+        """Return the version of swarm-ft in the first entry, if that can be read."""
         start = file.tell()
         try:
             payload = self._opened(next(_frames(file)), 0)
@@ -262,14 +264,14 @@ class RecordingFile:
         try:
             return self._sealer.open(payload, _place(self._path.name, number))
         except ValueError as error:
-            raise BadInput(f"recording {self._path}: {error}; it has another one") from None
+            raise BadInput(f"recording {self._path}: {error}; name the journal's own") from None
 
 
 def files_of(journal: Path, key: bytes | None = None) -> list[RecordingFile]:
-    """The files of a journal's recording, oldest first.
+    """Return the files of a journal's recording, oldest first.
 
     Raises:
-        BadInput: there is no such journal, or nothing was recorded beside it.
+        BadInput: There is no such journal, or it has no recording.
     """
     try:
         with journal.open("rb") as file:
@@ -277,19 +279,19 @@ def files_of(journal: Path, key: bytes | None = None) -> list[RecordingFile]:
     except OSError as error:
         raise BadInput(f"journal {journal}: {error.strerror or error}") from None
     if not is_journal:
-        raise BadInput(f"journal {journal}: this is no coordinator's journal")
+        raise BadInput(f"journal {journal}: this is no coordinator's journal; name another file")
     folder = folder_of(journal)
     paths = _paths(folder)
     if not paths:
         raise BadInput(
-            f"journal {journal}: expected its recording in {folder}, and nothing is there; a "
-            "coordinator with --recording-size 0, or one of an older swarm-ft, keeps none"
+            f"journal {journal}: expected its recording in {folder}, got nothing; a coordinator "
+            "with --recording-size 0, or one of an older swarm-ft, writes none"
         )
     return [RecordingFile(path, key) for path in paths]
 
 
 def _paths(folder: Path) -> list[Path]:
-    """Files of a recording, oldest first."""
+    """Return the files of a recording, oldest first."""
     try:
         return sorted(path for path in folder.iterdir() if path.name.isdigit())
     except OSError:
@@ -297,7 +299,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _frames(file: IO[bytes]) -> Iterator[bytes]:
-    """Whole payloads; what is half written ends them."""
+    """Yield complete payloads, until one is cut off."""
     while len(head := file.read(_HEAD.size)) == _HEAD.size:
         size, checksum = _HEAD.unpack(head)
         payload = file.read(size) if size <= MAX_BATCH_BYTES else b""
@@ -318,16 +320,16 @@ def _place(name: str, number: int) -> bytes:
 
 
 def text_of(batch: Batch) -> str:
-    """A batch as it is written."""
+    """Return a batch as text."""
     entries = [_entry_text(entry) for entry in batch.entries]
     return json.dumps([batch.unix_s, batch.now_s, entries], separators=(",", ":"))
 
 
 def _text_to_write(batch: Batch) -> bytes:
-    """Return a batch as it is written.
+    """Return a batch as the bytes to write.
 
     Raises:
-        OSError: nothing would read one that is so long.
+        OSError: The batch is too long to be read again.
     """
     data = text_of(batch).encode()
     if len(data) > MAX_BATCH_BYTES:
@@ -343,10 +345,10 @@ def _entry_text(entry: Entry) -> list[Any]:
 
 
 def batch_from(text: bytes) -> Batch:
-    """What `text_of` made this of.
+    """Return the batch of a text that `text_of` made.
 
     Raises:
-        ValueError, TypeError, KeyError, SwarmError: of no batch.
+        ValueError, TypeError, KeyError, SwarmError: The text is no batch.
     """
     unix_s, now_s, entries = json.loads(text)
     return Batch(unix_s, now_s, tuple(_entry_from(*entry) for entry in entries))

@@ -1,4 +1,4 @@
-"""Collects what goes into decisions, and hands it on by the second. It does no I/O itself."""
+"""Collection of the inputs of decisions, flushed every second. It does no I/O itself."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import RelayStatus
 
 FLUSH_S = 1.0
-"""What a kill takes with it at most."""
+"""Most seconds that a kill loses."""
 PASSED_S = 30.0
-"""That time passed is written down at least so often."""
+"""Most seconds until the passage of time is recorded."""
 
 
 class Sink(Protocol):
-    """Where batches go."""
+    """Receiver of batches."""
 
     @property
     def wants_base(self) -> bool:
-        """Whether the next batch is to begin with a `Base`."""
+        """Whether the next batch must begin with a `Base`."""
         ...
 
     def put(self, batch: Batch) -> None:
-        """Keep it, behind all before; never waits."""
+        """Store a batch after all earlier ones, without waiting."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surroundings:
-    """What is shown beside the state, as of now: see `Base`."""
+    """Functions that return values which displays show beside the state, see `Base`."""
 
     machines: Callable[[], Mapping[PeerId, Machine]]
     relays: Callable[[], tuple[RelayStatus, ...]]
@@ -57,18 +57,18 @@ class Surroundings:
 
 
 class Recorder:
-    """See the module's docstring.
+    """Records decisions for a sink.
 
     Args:
-        sink: where to.
-        around: what is shown beside the state.
+        sink: Receiver of batches.
+        around: Values beside the state.
     """
 
     def __init__(self, sink: Sink, around: Surroundings) -> None:
         self._sink = sink
         self._around = around
         self._entries: list[Entry] = []
-        self._heard: dict[PeerId, float] = {}
+        self._last_heard_s: dict[PeerId, float] = {}
         self._has_passed = False
         self._now_s = 0.0
         self._flushed_s = self._passed_s = 0.0
@@ -82,7 +82,7 @@ class Recorder:
         after: SwarmState,
         effects: Sequence[Effect],
     ) -> None:
-        """Something followed from an event, or nothing; say it before it is written and told."""
+        """Record an event and whether it had effects, before these are numbered."""
         now_s = after.seen_at_s
         if self._next_event is None or self._sink.wants_base:
             self._begin(before, now_s)
@@ -99,12 +99,12 @@ class Recorder:
         self._flush_in_time()
 
     def machine(self, peer_id: PeerId, machine: Machine) -> None:
-        """A member said what it measured of its machine."""
+        """Record a member's report of its machine."""
         if self._next_event is not None:
             self._entries.append(MachineTold(peer_id, machine))
 
     def close(self) -> None:
-        """Hand on what is left."""
+        """Flush all entries."""
         self._end_passed()
         self._flush()
 
@@ -128,12 +128,12 @@ class Recorder:
         self._has_passed = True
         peer_id = heard_in(after, event)
         if peer_id is not None:
-            self._heard[peer_id] = after.seen_at_s
+            self._last_heard_s[peer_id] = after.seen_at_s
 
     def _end_passed(self) -> None:
         if self._has_passed:
-            self._entries.append(Passed(self._now_s, self._heard))
-            self._heard, self._has_passed, self._passed_s = {}, False, self._now_s
+            self._entries.append(Passed(self._now_s, self._last_heard_s))
+            self._last_heard_s, self._has_passed, self._passed_s = {}, False, self._now_s
 
     def _flush_in_time(self) -> None:
         if self._now_s - self._flushed_s < FLUSH_S:

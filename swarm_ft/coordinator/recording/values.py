@@ -1,7 +1,7 @@
 """The coordinator's own values as JSON, by their types. Pure.
 
-What peers say, and a run's spec, are messages, and lie as the bytes in which they travel
-(protobuf, in base64). All else is a value of the coordinator's own:
+Messages of peers, and a run's spec, are stored as the bytes in which they travel (protobuf, in
+base64). All other values are the coordinator's own:
 
     a dataclass             an object of its fields
     Mapping                 a list of pairs, in its order
@@ -9,7 +9,7 @@ What peers say, and a run's spec, are messages, and lie as the bytes in which th
     bytes                   base64
     IntEnum, StrEnum        its number, its name
 
-A key is never written, see `KEYS`.
+Keys are never written, see `KEYS`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from swarm_ft.protocol.wire.earlier import any_message, any_spec
 from swarm_ft.transport.methods import JOIN
 
 KEYS = frozenset({"storage_key"})
-"""Fields that are not written, and are empty where they are read."""
+"""Fields that are not written, and are empty after reading."""
 MEMOS = frozenset({"memo"})
-"""Fields that hold answers which follow from all others, and are found again."""
+"""Fields that hold cached answers, which are computed again."""
 MESSAGES: Mapping[type, WireType[Any]] = {
     **dict.fromkeys(get_args(FromPeer), JOIN.request),
     RunSpec: RUN_SPEC,
@@ -43,10 +43,10 @@ MESSAGES: Mapping[type, WireType[Any]] = {
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - values of all types
-    """A value as `json` takes it.
+    """Return a value as `json` takes it.
 
     Raises:
-        TypeError: there is no way to write such a value.
+        TypeError: The type of the value is not supported.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -80,14 +80,14 @@ def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a dataclass
 
 
 def built(hint: Any, found: Any) -> Any:  # noqa: ANN401
-    """The value that `plain` made this of.
+    """Return the value of which `plain` made this.
 
     Args:
-        hint: its type.
-        found: what `json` read.
+        hint: Type of the value.
+        found: Value that `json` read.
 
     Raises:
-        ValueError, TypeError, KeyError, SwarmError: it is no such value.
+        ValueError, TypeError, KeyError, SwarmError: It is no such value.
     """
     return _builder(hint)(found)
 
@@ -127,7 +127,7 @@ def _message(kind: type) -> Callable[[Any], Any]:
 
 
 def _optional(inner: tuple[Any, ...]) -> Callable[[Any], Any]:
-    """Of a value or None; or of any message of a peer's."""
+    """Return a builder of a value or None, or of any message of a peer."""
     kinds = [kind for kind in inner if kind is not NoneType]
     if len(kinds) > 1 and not all(kind in MESSAGES for kind in kinds):
         raise TypeError(f"there is no way to read one of {kinds}")
@@ -150,7 +150,7 @@ def _record(kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401
     builders: dict[str, Callable[[Any], Any]] = {}
 
     def build(found: Any) -> Any:  # noqa: ANN401
-        if not builders:  # now, and not above: a type may have itself inside
+        if not builders:  # filled late, since a type may contain itself
             builders.update((name, _builder(hints[name])) for name in _names(kind))
         if upgraded is not None:
             found = upgraded(found)

@@ -193,7 +193,7 @@ async def test_plans_are_not_made_without_end() -> None:
     async with asked() as channel:
         for _ in range(PLACES_BURST):
             await call(channel, PLACE, PlaceRequest(spec=run_spec()), 5.0)
-        with pytest.raises(Busy, match="plans are asked for"):
+        with pytest.raises(Busy, match="plans are requested"):
             await call(channel, PLACE, PlaceRequest(spec=run_spec()), 5.0)
 
 
@@ -228,5 +228,5 @@ async def test_nobody_has_more_echoed_than_a_measurement_takes() -> None:
     async with asked() as channel:
         stream = channel.open(MEASURE_LINK)
         sending = (stream.send(LinkSample(data=b"x")) for _ in range(MAX_SAMPLES + 1))
-        with pytest.raises(MalformedMessage, match="messages at most"):
+        with pytest.raises(MalformedMessage, match=r"at most .* messages"):
             await asyncio.gather(*sending, stream.receive())

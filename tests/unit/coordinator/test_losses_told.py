@@ -46,5 +46,5 @@ async def test_the_last_is_always_among_them(
     assert all(one.loss == known[one.step] for one in steps)
     evaluated = [one.step for one in told if not isinstance(one, StepCommitted)]
     assert evaluated == [step for step in (0, 3, 6, 9) if step >= first]
-    with pytest.raises(NotFound, match="run run-none is not known here"):
+    with pytest.raises(NotFound, match="run-none is not known here"):
         service.losses(RunId("run-none"), 0, 1)

@@ -395,7 +395,7 @@ def test_a_disk_that_refuses_costs_the_recording_alone(
 
 def test_what_does_not_begin_with_a_base_is_refused() -> None:
     batches = [Batch(1.0, 1.0, (Decided(1.0, Tick()),))]
-    with pytest.raises(JournalError, match="does not begin"):
+    with pytest.raises(JournalError, match="expected a state as its first entry"):
         at_end(moments(batches))
 
 

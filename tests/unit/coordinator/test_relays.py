@@ -169,11 +169,11 @@ async def test_the_newest_call_of_a_relay_counts(hub: Hub) -> None:
         await older.send(RelayCarries())
         await hub.changes.get()
         elsewhere = RelayHello(endpoint="127.0.0.1:9", probe_endpoint="127.0.0.1:10")
-        assert "is there already" in (await refusal(hub, credentials, elsewhere)).message
+        assert "is connected already" in (await refusal(hub, credentials, elsewhere)).message
         async with hub.call(credentials) as newer:
             await welcome(newer)
             await older.send(RelayCarries())
-            with pytest.raises(Unavailable, match="has called anew"):
+            with pytest.raises(Unavailable, match="opened a new stream"):
                 await older.receive()
             await newer.send(RelayCarries())
             assert len(hub.introductions.relays.present) == 1

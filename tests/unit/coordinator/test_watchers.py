@@ -52,7 +52,7 @@ def test_a_run_has_so_many_watchers_and_room_again_when_one_leaves(watchers: Wat
             stack.enter_context(watchers.watching(RUN, is_tracing=False))
         for _ in range(2):
             with watchers.watching(RUN, is_tracing=False):
-                with pytest.raises(Busy, match="run run is watched 16 times already"):
+                with pytest.raises(Busy, match="run has 16 watchers already"):
                     stack.enter_context(watchers.watching(RUN, is_tracing=False))
                 with watchers.watching(RunId("other"), is_tracing=False):
                     pass
@@ -136,5 +136,5 @@ async def test_a_watcher_that_does_not_read_is_dropped_and_told_so(
         for step in range(3):
             watchers.tell(RUN, committed(step))
             assert await quick.next() == committed(step)
-        with pytest.raises(Unavailable, match="left 2 events unread; it may watch anew"):
+        with pytest.raises(Unavailable, match="left 2 events unread; watch the run again"):
             await slow.dropped()

@@ -361,15 +361,15 @@ def test_places_are_those_that_were_asked_for() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("run-none/pause", "", 404, "run run-none is not known here"),
-        ("run-none/cancel", "{}", 404, "run run-none is not known here"),
+        ("run-none/pause", "", 404, "run-none is not known here"),
+        ("run-none/cancel", "{}", 404, "run-none is not known here"),
         ("run-none/explode", "", 404, ""),
         ("run-none/learning-rate", "{}", 400, "learning_rate: expected a number, got None"),
         ("run-none/learning-rate", "[]", 400, "expected a JSON object"),
         ("run-none/learning-rate", "{", 400, "expected a JSON object"),
         ("run-none/learning-rate", '{"learning_rate": 1e9}', 400, "expected 0 to 1000"),
         ("run-none/learning-rate", '{"learning_rate": NaN}', 400, "expected a number, got nan"),
-        ("run-none/codecs", "{}", 404, "run run-none is not known here"),
+        ("run-none/codecs", "{}", 404, "run-none is not known here"),
         ("run-none/codecs", '{"forward": 3}', 400, "forward: expected a text, got 3"),
         ("run-none/learning-rate", f'"{"x" * (1 << 15)}"', 413, ""),
     ],

@@ -98,9 +98,9 @@ def test_the_disk_tells_nothing_of_the_data(
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        (KEY, None, "made encrypted, and stays so; start with the same --encrypt-at-rest"),
-        (None, KEY, "made not encrypted, and stays so; start with no --encrypt-at-rest"),
-        (KEY, b"o" * 32, "name the key file that it was made with"),
+        (KEY, None, "created encrypted, and stays so; start with the same --encrypt-at-rest"),
+        (None, KEY, "created not encrypted, and stays so; start with no --encrypt-at-rest"),
+        (KEY, b"o" * 32, "name the key file that it was created with"),
     ],
 )
 def test_another_key_is_told_and_nothing_is_touched(

@@ -69,7 +69,7 @@ def test_commits_go_on_and_jobs_are_refused_until_there_is_room_again(
         others = fill(small_disk)
         for number in range(NUM_RECORDS):
             journal.write([record(number)])
-        with pytest.raises(JournalFull, match="kept for runs under way"):
+        with pytest.raises(JournalFull, match="reserved for current runs"):
             journal.tokens.begin(run_id, spec)
         others.unlink()
         journal.tokens.begin(run_id, spec).discard()
@@ -97,7 +97,9 @@ def test_a_member_comes_back_on_a_full_disk_and_a_newcomer_is_told_of_it(small_d
         fill(small_disk)
         later = now + timedelta(minutes=1)
         assert registry.admit(bearer, later) == registry.admit(member, later) == member
-        with pytest.raises(JournalError, match=r"members\.db: the disk is full; make room on it"):
+        with pytest.raises(
+            JournalError, match=r"members\.db: the disk is full; free some space on it"
+        ):
             registry.admit(replace(bearer, key=other), later)
 
 

@@ -317,7 +317,7 @@ def test_a_journal_without_its_tokens_is_refused(journal: Journal, path: Path, r
     journal.write_run(run, DIGEST)
     journal.close()
     journal.tokens.folder.rename(path.parent / "elsewhere")
-    with pytest.raises(JournalError, match="put it back beside the journal"):
+    with pytest.raises(JournalError, match="restore that folder beside the journal"):
         Journal(str(path))
     (path.parent / "elsewhere").rename(journal.tokens.folder)
     again = Journal(str(path))
@@ -378,7 +378,7 @@ def test_a_closed_journal_can_be_opened_again(journal: Journal, path: Path, run:
 
 def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.write_bytes(b"this was never a journal" * 100)
-    with pytest.raises(JournalError, match=r"journal\.db: this is no such file, or it is damaged"):
+    with pytest.raises(JournalError, match=r"journal\.db: the file is of another kind, or damaged"):
         Journal(str(path))
 
 

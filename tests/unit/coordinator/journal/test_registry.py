@@ -137,7 +137,7 @@ def trouble(attempt: Callable[[], object]) -> str:
 
 def test_nobody_is_a_member_by_its_own_word(registry: Registry) -> None:
     key = new_key().public_key()
-    with pytest.raises(NotAllowed, match="no member"):
+    with pytest.raises(NotAllowed, match="not a member"):
         registry.admit(member(key), NOW)
     unknown = Caller(role=Role.NEWCOMER, name="invite-0", key=key)
     with pytest.raises(BadInvite):
@@ -212,7 +212,7 @@ def test_a_members_other_invitation_counts_if_it_would_let_it_in(registry: Regis
 
 def test_who_is_no_member_any_more_is_granted_nothing(registry: Registry) -> None:
     key = new_key().public_key()
-    with pytest.raises(NotAllowed, match="no member"):
+    with pytest.raises(NotAllowed, match="not a member"):
         registry.grant_of(name_of(key))
     registry.admit(newcomer(invited(registry), key), NOW)
     registry.revoke(name_of(key))

@@ -72,7 +72,7 @@ def test_what_is_learned_is_counted_in_the_order_that_is_asked_for(
 @pytest.mark.parametrize("sample", [NUM_SAMPLES, -1])
 def test_an_unknown_sample_is_not_found(files: TokenFiles, spec: RunSpec, sample: int) -> None:
     write(files, spec)
-    with pytest.raises(NotFound, match=f"run run-1 has no sample {sample}"):
+    with pytest.raises(NotFound, match=f"run-1 has no sample {sample}"):
         files.read(RUN, spec, [SampleId(sample)])
 
 
@@ -111,7 +111,7 @@ def test_no_damage_alters_a_token(files: TokenFiles, spec: RunSpec, seed: int) -
         try:
             assert files.read(RUN, spec, [sample]) == {sample: tokens_of(spec, sample)}
         except JournalError as error:
-            refused.append(f"sample {sample} of run run-1 is torn or altered" in error.message)
+            refused.append(f"sample {sample} of run-1 is torn or altered" in error.message)
     assert all(refused)
     assert bool(refused) == (path.read_bytes() != whole)
 
@@ -130,7 +130,7 @@ def test_tokens_of_another_run_or_spec_are_none_of_this_ones(
 
 def test_a_file_that_is_gone_is_a_journal_error(files: TokenFiles, spec: RunSpec) -> None:
     write(files, spec).unlink()
-    with pytest.raises(JournalError, match=r"the tokens of run run-1: .*No such file"):
+    with pytest.raises(JournalError, match=r"the tokens of run-1: .*No such file"):
         files.read(RUN, spec, [SampleId(0)])
 
 
@@ -161,7 +161,7 @@ def test_a_disk_without_room_refuses_a_job_before_it_comes(
     files: TokenFiles, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens, "RESERVE_BYTES", 1 << 60)
-    with pytest.raises(JournalFull, match="are kept for runs under way"):
+    with pytest.raises(JournalFull, match="are reserved for current runs"):
         files.begin(RUN, spec)
     assert not list(files.folder.iterdir())
 
@@ -173,7 +173,7 @@ def test_room_that_is_promised_to_one_job_is_not_given_to_another(
     free_bytes = tokens.RESERVE_BYTES + record_bytes * (spec.train.num_samples + 1)
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(free_bytes))
     first = files.begin(RUN, spec)
-    with pytest.raises(JournalFull, match="for jobs that come in"):
+    with pytest.raises(JournalFull, match="for arriving jobs"):
         files.begin(RunId("other"), spec)
     for sample in range(spec.train.num_samples):
         first.append(tokens_of(spec, sample))
