@@ -1,4 +1,4 @@
-"""The ladder on a clock that stands: whatever comes in whatever order, one stream is taken."""
+"""Ladder on a stopped clock: whatever arrives in any order, it uses one stream."""
 
 from __future__ import annotations
 
