@@ -126,7 +126,7 @@ class Ladder:
         """Record that the relay does not answer, or is gone."""
         self._is_legless = True
 
-    def told(self, punch: Punch) -> Effects:
+    def on_punch(self, punch: Punch) -> Effects:
         """Record the other side's address at the relay; only the first message counts."""
         if self._is_over or not self._may_punch or self._punch is not None:
             return []

@@ -450,7 +450,7 @@ class _Meeting:
 
     def on_punch(self, punch: Punch) -> None:
         """Record the other side's address at the relay."""
-        self._do(self._ladder.told(punch))
+        self._do(self._ladder.on_punch(punch))
 
     async def visited(self, sock: socket.socket) -> None:
         """Answer the other side, which dialled this front and proved its part in the meeting."""

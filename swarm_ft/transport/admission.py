@@ -67,14 +67,14 @@ def surplus(
     by_address = defaultdict(list)
     for one in present:
         by_address[address_of(one.host)].append(one)
-    kept: list[Incoming] = []
+    admitted: list[Incoming] = []
     dropped: list[Incoming] = []
     for own in by_address.values():
         own.sort(key=_last_first)
-        kept += own[:per_address]
+        admitted += own[:per_address]
         dropped += own[per_address:]
-    silent = [one for one in kept if not one.in_call and one.since_s <= now_s - YOUNG_S]
-    too_many = max(0, len(kept) - wanted)
+    silent = [one for one in admitted if not one.in_call and one.since_s <= now_s - YOUNG_S]
+    too_many = max(0, len(admitted) - wanted)
     return dropped + sorted(silent, key=lambda one: one.since_s)[:too_many]
 
 

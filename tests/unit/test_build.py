@@ -1,4 +1,4 @@
-"""A version names its commit where a checkout, a build or an installation has it."""
+"""A version includes its commit if a checkout, a build or an installation has one."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def nothing_remembered() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a package that lies in no checkout, and that pip knows nothing of."""
+    """Folder of a package outside of any checkout, which pip does not know."""
     monkeypatch.setattr(build, "__file__", str(tmp_path / "swarm_ft" / "build.py"))
     (tmp_path / "swarm_ft").mkdir()
     monkeypatch.setattr("importlib.metadata.distribution", unknown)

@@ -1,4 +1,4 @@
-"""The tree of errors: unique stable codes, all drawn in the module's docstring."""
+"""Tree of errors: unique stable codes, all drawn in the module's docstring."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A process meets the fault that was ordered, at the point that was named, once."""
+"""A process runs the ordered fault at the named point, once."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def orders(tmp_path: Path) -> Path:
 
 
 def child(orders: Path, *lines: str) -> subprocess.Popen[str]:
-    """A process in which only these lines happen, after an import."""
+    """Start a process that runs only these lines after an import."""
     script = "\n".join(("from swarm_ft import failpoints", *lines, "print('alive', flush=True)"))
     return subprocess.Popen(
         [sys.executable, "-c", script],

@@ -1,4 +1,4 @@
-"""What logs look like, for people and for what collects them."""
+"""Format of logs, for people and for programs."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What else a machine is at, by what the system shows."""
+"""Other use of a machine, from the system's files and tools."""
 
 import os
 from pathlib import Path

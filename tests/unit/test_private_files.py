@@ -1,4 +1,4 @@
-"""Files of their owner alone, made with no umask or found with wider rights."""
+"""Files of their owner alone, created under any umask or found with wider rights."""
 
 from pathlib import Path
 

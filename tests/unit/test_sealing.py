@@ -1,4 +1,4 @@
-"""What is sealed is read with its key, in its place, as it was; and by nobody else."""
+"""Sealed values open with their key, in their place, unaltered; and in no other way."""
 
 import stat
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What serves where a system lacks what Linux has: each is run here, by taking that away."""
+"""Substitutes for Linux' features: each runs here, with the feature taken away."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def without_modules(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 # ---- files
 
 LACKING = [(), ("pwritev",), ("pwritev", "pwrite", "pread")]
-"""Linux; an older macOS; Windows."""
+"""Missing functions of Linux, of an older macOS, and of Windows."""
 
 
 @pytest.mark.parametrize("names", LACKING, ids=["linux", "macos", "windows"])
@@ -124,7 +124,7 @@ def test_data_are_synced_without_fdatasync(tmp_path: Path, lacks: Lacks) -> None
 
 
 class _Msvcrt(SimpleNamespace):
-    """Windows' locks, of a byte each; held until the file is closed."""
+    """Windows' locks of one byte each, until the file is closed."""
 
     LK_NBLCK = 2
 
@@ -316,7 +316,7 @@ def test_sockets_are_where_their_names_fit(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class _Options:
-    """A socket that remembers what was set."""
+    """A socket that records its options."""
 
     def __init__(self) -> None:
         self.set: list[tuple[int, int, int]] = []
@@ -366,7 +366,7 @@ needs_proc = pytest.mark.skipif(
 
 
 def shown_command_line(script: str, *arguments: str) -> list[str]:
-    """What the system shows of a Python process, after this script ran in it."""
+    """Return the command line that the system shows of a Python process after this script ran."""
     script += "\nprint(open('/proc/self/cmdline').read())"
     command = [sys.executable, "-c", script, *arguments]
     told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

@@ -53,12 +53,12 @@ NUM_CHUNKS = 7
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 ALTERED = 5
 NOWHERE = ShardFile(digest=bytes(16), total_bytes=1)
-"""What no source has."""
+"""A file that no source has."""
 
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> OfferedShard:
-    """A file of six chunks and a half, each unlike the others."""
+    """A file of six and a half chunks, each unlike the others."""
     path = tmp_path_factory.mktemp("shard") / "shard.safetensors"
     chunk = bytes(range(256)) * (CHUNK_BYTES // 256)
     data = b"".join(bytes([i]) + chunk[1:] for i in range(NUM_CHUNKS))
@@ -72,7 +72,7 @@ def directory() -> StaticDirectory:
 
 
 class Source:
-    """A peer that offers a shard, and notes down which chunks it was asked for."""
+    """A peer that offers a shard, and records the requested chunks."""
 
     def __init__(self, offered: OfferedShard | None) -> None:
         self.offers = {NAME: offered} if offered is not None else {}
@@ -86,7 +86,7 @@ class Source:
         await serve_chunks(Counted(stream, self), self.offers)
 
     async def on_part(self, part: ChunkPart) -> ChunkPart | None:
-        """Called before each part goes out; what it returns goes in its place."""
+        """Hook before each part goes out; its result goes out instead."""
 
 
 class Counted:
@@ -114,7 +114,7 @@ class Counted:
 
 
 class Mortal(Source):
-    """Its process is gone after so many parts."""
+    """A source whose process is gone after a number of parts."""
 
     def __init__(self, offered: OfferedShard | None, parts: int) -> None:
         super().__init__(offered)
@@ -130,7 +130,7 @@ class Mortal(Source):
 
 
 class Gated(Source):
-    """Sends so many parts, then nothing until it is let."""
+    """A source that sends a number of parts, then nothing until it is released."""
 
     def __init__(self, offered: OfferedShard | None, parts: int) -> None:
         super().__init__(offered)
@@ -146,7 +146,7 @@ class Gated(Source):
 
 
 class Liar(Source):
-    """Gives a true list, and every chunk with one bit turned."""
+    """A source with a true list, and every chunk with one bit turned."""
 
     async def on_part(self, part: ChunkPart) -> ChunkPart:
         return replace(part, data=bytes([part.data[0] ^ 1]) + part.data[1:])
@@ -195,7 +195,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 class Newcomer:
-    """A downloader that notes down whom it dropped."""
+    """A downloader that records the sources that it dropped."""
 
     def __init__(self, directory: StaticDirectory, silence_s: float = 30.0) -> None:
         self.faults: dict[PeerId, SwarmError] = {}
@@ -301,7 +301,7 @@ async def test_a_spoiled_chunk_on_the_own_disk_is_fetched_again(
 async def test_a_silent_sources_chunks_come_from_another_one(
     directory: StaticDirectory, shard: OfferedShard, tmp_path: Path
 ) -> None:
-    """Without any deadline: who has nothing else to do takes them over."""
+    """No deadline is involved: a source without other work takes them over."""
     silent, source = Gated(shard, parts=0), Source(shard)
     newcomer, path = Newcomer(directory), tmp_path / "taken"
     async with serving(directory, a=silent, b=source):
@@ -338,7 +338,7 @@ async def test_what_came_before_the_last_source_died_is_kept(
 BABBLE: dict[str, tuple[ChunkPart, type[ProtocolError]]] = {
     "another chunk": (ChunkPart(chunk=6, data=b"x"), BadFrame),
     "nothing": (ChunkPart(chunk=0, data=b""), BadFrame),
-    # Refused before it is read: a message is smaller than a chunk.
+    # The transport refuses it unread: a message is smaller than a chunk.
     "too much": (ChunkPart(chunk=0, data=bytes(CHUNK_BYTES + 1)), MalformedMessage),
 }
 
@@ -529,7 +529,7 @@ async def test_no_file_is_read_or_written_on_the_event_loop(
 
 
 class Collected:
-    """What a call gets, of one that asks for the first chunk."""
+    """Parts of a call that requests the first chunk."""
 
     remote, caller = "somebody", None
 

@@ -132,67 +132,67 @@ class Declared:
         flags = (flag[2:].replace("-", "_") for flag in (self.flag, self.long_flag) if flag)
         return tuple(dict.fromkeys((self.field, *flags)))
 
-    def value_of(self, given: object) -> object:
+    def value_of(self, value: object) -> object:
         """Return a program's or a file's value as a value of `kind`; it may be a word for it.
 
         Raises:
             BadOption: It is neither a value nor a word.
         """
-        if self.is_repeated and given is not None:
-            return self._texts_of(given)
-        if given is None or (
-            isinstance(given, self.kind) and not (isinstance(given, bool) and self.kind is not bool)
+        if self.is_repeated and value is not None:
+            return self._texts_of(value)
+        if value is None or (
+            isinstance(value, self.kind) and not (isinstance(value, bool) and self.kind is not bool)
         ):
-            return given
+            return value
         if self.choices:
-            word = self.word_of(given)
+            word = self.word_of(value)
             if word not in self.choices:
                 words = OneOf(tuple(self.choices))
-                raise BadOption(f"{self.flag}: expected {words}, got {given!a:.80}")
+                raise BadOption(f"{self.flag}: expected {words}, got {value!a:.80}")
             return self.choices[word]
-        if self.is_size and isinstance(given, str):
+        if self.is_size and isinstance(value, str):
             try:
-                return parse_size(given)
+                return parse_size(value)
             except ValueError as error:
                 raise BadOption(f"{self.flag}: {error}") from None
         try:
-            return self._converted(given)
+            return self._converted(value)
         except (TypeError, ValueError):
             kind = {"int": "a whole number", "float": "a number", "bool": "true or false"}
             expected = kind.get(self.kind.__name__, self.kind.__name__)
-            raise BadOption(f"{self.flag}: expected {expected}, got {given!a:.80}") from None
+            raise BadOption(f"{self.flag}: expected {expected}, got {value!a:.80}") from None
 
-    def _texts_of(self, given: object) -> tuple[str, ...]:
+    def _texts_of(self, value: object) -> tuple[str, ...]:
         """Return a repeated option's texts, from a list, one text, or a mapping as `key=value`."""
-        if isinstance(given, Mapping):
-            given = [f"{key}={value}" for key, value in given.items()]
-        texts = (given,) if isinstance(given, str) else given
+        if isinstance(value, Mapping):
+            value = [f"{key}={one}" for key, one in value.items()]
+        texts = (value,) if isinstance(value, str) else value
         if not isinstance(texts, (list, tuple)) or not all(isinstance(one, str) for one in texts):
-            raise BadOption(f"{self.flag}: expected texts, got {given!a:.80}")
+            raise BadOption(f"{self.flag}: expected texts, got {value!a:.80}")
         return tuple(texts)
 
-    def word_of(self, given: object) -> str:
+    def word_of(self, value: object) -> str:
         """Return a program's or a file's value as the command line would write it.
 
         YAML reads no, off and on as truth values.
         """
-        if isinstance(given, bool):
-            words = ("on", "yes", "true") if given else ("no", "off", "false")
+        if isinstance(value, bool):
+            words = ("on", "yes", "true") if value else ("no", "off", "false")
             return next((word for word in words if word in self.choices), words[-1])
-        if isinstance(given, (list, tuple)):
-            return ",".join(str(one) for one in given)
-        return str(given).lower().replace("_", "-") if self.choices else str(given)
+        if isinstance(value, (list, tuple)):
+            return ",".join(str(one) for one in value)
+        return str(value).lower().replace("_", "-") if self.choices else str(value)
 
-    def _converted(self, given: object) -> object:
+    def _converted(self, value: object) -> object:
         """Return the value as `kind`, if the conversion loses nothing."""
-        if self.kind is str and isinstance(given, (list, tuple)):
-            return self.word_of(given)
-        if isinstance(given, (bool, list, tuple, Mapping)) or self.kind is bool:
+        if self.kind is str and isinstance(value, (list, tuple)):
+            return self.word_of(value)
+        if isinstance(value, (bool, list, tuple, Mapping)) or self.kind is bool:
             raise TypeError
-        value = self.kind(given)  # such as a path, or 1e-4, which YAML reads as a text
-        if self.kind is int and float(str(given)) != value:
+        converted = self.kind(value)  # such as a path, or 1e-4, which YAML reads as a text
+        if self.kind is int and float(str(value)) != converted:
             raise ValueError
-        return value
+        return converted
 
     def arguments(self, value: object) -> list[str]:
         """Return the words of the command line for a value."""
@@ -218,31 +218,31 @@ def declared(of: type[DataclassInstance]) -> tuple[Declared, ...]:
     return tuple(found)
 
 
-def build(of: type[Options], given: Mapping[str, object]) -> Options:
+def build(of: type[Options], values: Mapping[str, object]) -> Options:
     """Build a dataclass, with its nested dataclasses, from its options.
 
     Args:
         of: Dataclass to build.
-        given: Values by `Declared.field`; None or no entry leaves the default.
+        values: Values by `Declared.field`; None or no entry leaves the default.
 
     Raises:
         BadInput: The dataclass refuses a value.
     """
-    values: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, part in _parts(of).items():
         if not isinstance(part, Declared):
-            values[name] = build(part, given)
-        elif given.get(name) is not None:
-            values[name] = given[name]
-    return of(**values)
+            found[name] = build(part, values)
+        elif values.get(name) is not None:
+            found[name] = values[name]
+    return of(**found)
 
 
-def by_names(of: type[DataclassInstance], given: Mapping[str, object]) -> dict[str, object]:
+def by_names(of: type[DataclassInstance], named: Mapping[str, object]) -> dict[str, object]:
     """Return values by `Declared.field`, for `build`, from values by any name of an option.
 
     Args:
         of: Dataclass with the options.
-        given: Values, or words for them, by a field's name or by an option's, with dashes or
+        named: Values, or words for them, by a field's name or by an option's, with dashes or
             underscores.
 
     Raises:
@@ -251,7 +251,7 @@ def by_names(of: type[DataclassInstance], given: Mapping[str, object]) -> dict[s
     """
     known = {name: one for one in declared(of) for name in one.names}
     values: dict[str, object] = {}
-    for name, value in given.items():
+    for name, value in named.items():
         one = known.get(name.replace("-", "_"))
         if one is None:
             raise BadOption(f"{name!a:.80}: there is no such option{nearest(name, known)}")

@@ -1,4 +1,4 @@
-"""What is the DHT's own: joining, failing to join, hostile records, leaving. Real nodes."""
+"""DHT directory with real nodes: joining, failing to join, hostile records, leaving."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ SOME_ID = "12D3KooWK38Yo4EajL8RupdpahpJUx1RKTXHFUuSNPyNZgzY95H2"
 
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short one: the daemon's socket lies in it, and sockets' paths are bounded."""
+    """A short path: the daemon's socket lies in it, and sockets' paths are bounded."""
     return tmp_path_factory.mktemp("d")
 
 
@@ -370,7 +370,7 @@ async def test_a_killed_process_takes_its_daemon_with_it(tmp_path: Path) -> None
 
 
 def _daemons_of(directory: Path) -> list[int]:
-    """Process ids of the libp2p daemons whose sockets are in `directory`."""
+    """Return process ids of the libp2p daemons with sockets in `directory`."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -406,7 +406,7 @@ async def test_a_record_that_nobody_took_is_offered_again(
 async def test_a_refresh_that_is_under_way_brings_nothing_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is refused as older than the withdrawal; offered again it would be newer."""
+    """The DHT refuses the refresh as older than the withdrawal; a retry would be newer."""
     store, begun, over = DHTNode.store, asyncio.Event(), asyncio.Event()
     taken, refreshed = list[tuple[str, bool]](), asyncio.Event()
 

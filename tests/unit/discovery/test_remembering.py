@@ -1,4 +1,4 @@
-"""A member that nobody tells where the coordinator is looks for it where it last was."""
+"""A member without an answer from the DHT uses the coordinator's last endpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Silence = dict[str, str] | Exception | None
 
 
 class Told:
-    """A DHT that says what it is told to."""
+    """A DHT with configured answers."""
 
     def __init__(self, found: Silence = None) -> None:
         self.found: Silence = {} if found is None else found
@@ -49,7 +49,7 @@ class Told:
 
 @asynccontextmanager
 async def entered(*dhts: Told | Exception | None) -> AsyncIterator[RememberingDirectory]:
-    """With these, one after the other, each time that one is entered; None says nothing."""
+    """Yield a directory that joins these DHTs one after the other; None does not answer."""
     coming = iter(dhts)
 
     async def open_dht() -> Told:

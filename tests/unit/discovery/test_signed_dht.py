@@ -1,4 +1,4 @@
-"""Where members are, in a DHT that strangers write to as well. Real nodes."""
+"""Signed records in a DHT that strangers write to as well. Real nodes."""
 
 import math
 import time
@@ -67,7 +67,7 @@ async def test_other_coordinators_and_unsigned_records_count_for_nothing() -> No
 
 
 async def test_nobody_puts_a_record_over_anothers() -> None:
-    """The later of two values counts, so it must not get in at all."""
+    """The later of two values counts, so the DHT must not store a foreign one at all."""
     async with opened(AUTHORITY) as coordinator:
         await coordinator.announce(Role.COORDINATOR, COORDINATOR_NAME, "127.0.0.1:7000")
         stranger = await DHTNode.create(initial_peers=list(coordinator.addresses))

@@ -1,4 +1,4 @@
-"""What certificates say, and whose word counts."""
+"""Content of certificates, and the signatures that count."""
 
 import ssl
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_a_stranger_with_the_same_names_is_nobody() -> None:
 
 
 def test_an_invitation_makes_no_peers() -> None:
-    """Whatever somebody who was invited writes into a certificate, they are a newcomer."""
+    """The bearer of an invitation stays a newcomer, whatever its certificate contains."""
     key = new_key()
     invitation = invitation_certificate(key, "invite-1", NOW)
     for role, name in ((Role.PEER, None), (Role.COORDINATOR, COORDINATOR_NAME)):
@@ -125,10 +125,10 @@ def test_it_travels_and_nothing_else_does() -> None:
 def shown_over_tls(
     folder: Path, trusted: Certificate, shown: Certificate, key: PrivateKey, host: str, flags: int
 ) -> str:
-    """The version that Python's TLS speaks with who shows this.
+    """Return the TLS version of a connection that Python's TLS makes to this certificate.
 
     Raises:
-        ssl.SSLCertVerificationError: it does not believe it.
+        ssl.SSLCertVerificationError: Python's TLS refuses the certificate.
     """
     (folder / "shown.pem").write_bytes(key_pem(key) + to_pem(shown))
     client, server = (
@@ -148,7 +148,7 @@ def shown_over_tls(
 
 
 STRICT = ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
-"""What Python asks for by itself from 3.13 on."""
+"""Flags that Python sets by itself from 3.13 on."""
 Issued = Callable[[Certificate, PrivateKey, PrivateKey], Certificate]
 
 
@@ -175,7 +175,7 @@ def test_what_an_authority_signs_is_believed_by_the_strictest(
 
 
 def authority_of_before(key: PrivateKey) -> Certificate:
-    """As they were made at first: it says that it may sign, and nothing else."""
+    """Return a certificate of the first kind: it may sign, and has no other extension."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
     now = datetime.now(UTC)
     begun = x509.CertificateBuilder().subject_name(name).issuer_name(name)

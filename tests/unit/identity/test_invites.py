@@ -1,4 +1,4 @@
-"""The text of an invitation: short, whole, and nothing but an invitation."""
+"""Text of an invitation: short, whole, and nothing but an invitation."""
 
 import contextlib
 import hashlib
@@ -89,7 +89,7 @@ def test_other_texts_are_refused(text: str) -> None:
 
 @given(st.binary(max_size=120))
 def test_other_bytes_are_refused_although_they_are_whole(body: bytes) -> None:
-    """Whoever writes an invitation by hand, checksum and all, gets no further than its text."""
+    """A handmade invitation with a right checksum fails at its content."""
     whole = body + hashlib.blake2b(body, digest_size=3).digest()
     text = PREFIX + base58.b58encode(whole).decode()
     with contextlib.suppress(BadInvite):

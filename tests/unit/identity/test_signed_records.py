@@ -40,7 +40,7 @@ def test_it_is_of_one_role_one_name_and_one_time() -> None:
 def test_one_other_character_and_it_is_none(at: int, other: str) -> None:
     altered = TEXT[:at] + other + TEXT[at + 1 :]
     found = read(altered, 1_800_000_000)
-    # The last bits of base64 may stand for nothing; what is read is what was signed.
+    # The last bits of base64 may have no meaning; the read text equals the signed one.
     assert found in (None, "203.0.113.7:7001")
     if altered != TEXT and at < len("203.0.113.7:7001 1800000000 "):
         assert found is None

@@ -1,4 +1,4 @@
-"""The page for other machines: over TLS, by its fingerprint, and what strangers get of it."""
+"""The page for other machines: over TLS, with its fingerprint, and closed to strangers."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def port_of(found: Watched) -> int:
 
 
 def here(found: Watched) -> str:
-    """The address, by a name that leads to this machine."""
+    """Return the address with a name that leads to this machine."""
     return found.address.replace("swarm.example.org", "127.0.0.1")
 
 

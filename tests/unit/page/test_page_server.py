@@ -1,4 +1,4 @@
-"""What the coordinator answers over HTTP, and to whom."""
+"""HTTP answers of the coordinator, and access to them."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ async def answering(
     places: HttpPlaces | None = None,
     certificate: WebCertificate | None = None,
 ) -> AsyncIterator[Watched]:
-    """A coordinator that nobody has joined, and its page."""
+    """A coordinator without members, and its page."""
     clock = clock or SystemClock()
     service = CoordinatorService(Journal(":memory:"), clock)
     time_passes = asyncio.create_task(service.run())
@@ -61,7 +61,7 @@ def token_of(address: str) -> str:
 async def enter(
     session: aiohttp.ClientSession, found: Watched, address: str = "", origin: str = ""
 ) -> int:
-    """Do as the page's script does with a one-time address; the status of the answer."""
+    """Exchange a one-time address like the page's script; return the answer's status."""
     body = json.dumps({"token": token_of(address or found.address)})
     async with session.post(f"{origin or origin_of(found)}/session", data=body) as got:
         if got.status == 200:

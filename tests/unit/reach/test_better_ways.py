@@ -1,4 +1,4 @@
-"""Tunnels: what goes over a relay moves to a better way, once it is at rest and not before."""
+"""Tunnels: a relayed one moves to a better way, once it is idle and not before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm_ft.reach.tunnels import Tunnels
 
 
 class Ways:
-    """Gives out streams, the next of these ways each time; their other ends are kept."""
+    """A source of streams, each with the next of these ways; it keeps their other ends."""
 
     def __init__(self, *ways: Way) -> None:
         self.left = list(ways)

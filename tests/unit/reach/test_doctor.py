@@ -42,7 +42,7 @@ def swarm() -> Swarm:
 
 @pytest.fixture
 async def coordinator(swarm: Swarm) -> AsyncIterator[str]:
-    """Its front, which has another port."""
+    """The coordinator's front, with a second port."""
     options = GrpcOptions(credentials=swarm.coordinator())
     transport = FrontedTransport(GrpcTransport(options))
     server = await transport.serve("127.0.0.1", 0, {})
@@ -168,7 +168,7 @@ async def test_a_coordinator_of_another_version_is_told(
 async def seen_as(
     swarm: Swarm, coordinator: str, monkeypatch: pytest.MonkeyPatch, router: str | None
 ) -> dict[str, tuple[Verdict, str]]:
-    """What is found by a machine that the coordinator sees at 192.0.2.7; nobody dials in."""
+    """Return the findings of a machine that the coordinator sees at 192.0.2.7, without dial-ins."""
 
     async def ask_from_home(endpoint: str) -> FrontSays:
         return replace(await ask_front(endpoint), address="192.0.2.7:5000", own_host="10.0.0.2")
@@ -286,7 +286,7 @@ def test_a_port_that_would_have_to_be_open_is_named() -> None:
 async def member(
     swarm: Swarm, coordinator: str, *endpoints: str
 ) -> AsyncIterator[tuple[HomeTransport, str]]:
-    """Its transport, and where its front listens."""
+    """Yield a member's transport, and the endpoint of its front."""
 
     async def find() -> str:
         return coordinator

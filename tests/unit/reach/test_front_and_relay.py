@@ -58,7 +58,7 @@ async def front() -> AsyncIterator[Front]:
 
 @pytest.fixture(params=["path", "port"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPlace]:
-    """Where gRPC listens: at a path, or, as on Windows, at a port; what connects is the test's."""
+    """Place of gRPC: a path, or, as on Windows, a port; the test owns its connections."""
     if request.param == "port":
         monkeypatch.setattr(systems, "HAS_SOCKET_PATHS", False)
     places = LocalPlaces()
@@ -117,7 +117,7 @@ class Links:
         return one, other
 
     async def wait(self, caller: str) -> socket.socket:
-        """One leg alone."""
+        """A single leg."""
         return await self.leg(caller, next(self._numbers), is_caller=True)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ async def links(front: Front) -> AsyncIterator[Links]:
 
 
 async def ended(sock: socket.socket) -> bool:
-    """Once the other side has hung up."""
+    """Wait until the other side has closed."""
     async with asyncio.timeout(TIMEOUT_S):
         try:
             return await asyncio.get_running_loop().sock_recv(sock, 1) == b""
@@ -227,7 +227,7 @@ async def test_a_member_has_its_share_of_a_relay_and_borrows_what_is_free(
     own[0][1].close()
     own[1][1].close()
     await until(lambda: relay.carries.links == MEMBER_LINKS)
-    # Whom another one calls is not counted for that.
+    # Being called by another member does not count.
     assert await passes(await links.add("another"))
     assert all([await passes(link) for link in own[2:]])
 
@@ -255,7 +255,7 @@ async def test_in_a_full_relay_the_idlest_link_of_who_has_most_makes_room(
     assert await ended(crowd[1][1])
     assert all([await passes(link) for link in (new, crowd[0], crowd[2], crowd[3], *modest)])
     await until(lambda: relay.carries.links == 6)
-    # Three, two and one: who has two takes no place of who has three, and so nobody takes it back.
+    # With three, two and one links, no member takes a link from another that takes it back.
     with pytest.raises(OSError, match=r"ended after|reset"):
         await links.wait("modest")
     assert await passes(await links.add("new"))
@@ -291,7 +291,7 @@ async def test_a_link_without_a_byte_is_closed_and_one_in_use_is_not(
 
 
 async def wait_briefly(wait: Any, tasks: Any, *, timeout: float) -> Any:
-    """A minute of a relay is short here."""
+    """Shorten a relay's minute."""
     assert 0 < timeout <= IDLE_S
     return await wait(tasks, timeout=0.01)
 
@@ -373,7 +373,7 @@ async def test_a_relay_gives_away_as_much_as_it_says(front: Front) -> None:
         sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(one, data))
         await receive_exactly(other, len(data))
         await sending
-        # What comes in one piece passes in one piece: the last one is not waited for.
+        # One piece passes in one piece; the joint does not wait for the next.
         assert time.monotonic() - began_s >= 0.5 * (len(data) - MAX_CHUNK_BYTES) / 400_000
 
 

@@ -1,4 +1,4 @@
-"""The ladder on a clock that stands: whatever comes in whatever order, one stream is taken."""
+"""Ladder on a stopped clock: whatever arrives in any order, it uses one stream."""
 
 from __future__ import annotations
 
@@ -81,18 +81,20 @@ def test_nobody_waits_for_what_cannot_be() -> None:
 
 def test_a_punch_leaves_from_a_port_that_the_relay_knows() -> None:
     early = Ladder(meet(), NOW_S)
-    assert early.told(Punch(meeting=MEETING, address="192.0.2.2:888")) == []
+    assert early.on_punch(Punch(meeting=MEETING, address="192.0.2.2:888")) == []
     assert early.seen(0.1) == [Connect("192.0.2.2:888")]
     late = Ladder(meet(), NOW_S)
     assert late.seen(0.1) == []
-    assert late.told(Punch(meeting=MEETING, address="192.0.2.2:888")) == [Connect("192.0.2.2:888")]
+    assert late.on_punch(Punch(meeting=MEETING, address="192.0.2.2:888")) == [
+        Connect("192.0.2.2:888")
+    ]
 
 
 def test_one_punch_is_made_whatever_is_sent() -> None:
     ladder = Ladder(meet(), NOW_S)
     punches = [Punch(meeting=MEETING, address=f"192.0.2.2:{port}") for port in (888, 889, 888)]
     ladder.seen(0.1)
-    effects = [effect for punch in punches for effect in ladder.told(punch)]
+    effects = [effect for punch in punches for effect in ladder.on_punch(punch)]
     assert effects == [Connect("192.0.2.2:888")]
     assert ladder.seen(0.1) == []
 
@@ -180,7 +182,7 @@ def test_whatever_happens_it_ends_once_and_in_time(
             case "seen":
                 effects = ladder.seen(given_[0])
             case "told":
-                effects = ladder.told(Punch(meeting=MEETING, address="192.0.2.2:888"))
+                effects = ladder.on_punch(Punch(meeting=MEETING, address="192.0.2.2:888"))
             case "lost":
                 ladder.lost_leg()
                 effects = []

@@ -44,7 +44,7 @@ from tests.members import make_swarm
 SWARM = make_swarm()
 TIMEOUT_S = 20.0
 HANDSHAKE_BYTES = 500
-"""Of TLS, with both sides' certificates, each way at least."""
+"""Bytes of a TLS handshake with both sides' certificates, each way at least."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Member:
     shape: Shape
 
     async def ask(self, name: str) -> bool:
-        """Call another; whether that goes over the relay, as is known here."""
+        """Call another member; return whether the link goes over the relay."""
         channel = self.transport.connect("", name)
         try:
             await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
@@ -192,7 +192,7 @@ class Listener:
 
 @asynccontextmanager
 async def introduced(*told: ToMember) -> AsyncIterator[None]:
-    """A member whom a coordinator tells this, in this order."""
+    """Yield with a member whose coordinator sends these messages in this order."""
 
     async def introduce(stream: MessageStream[ToMember, FromMember]) -> None:
         await stream.receive()
@@ -262,7 +262,7 @@ async def test_punches_at_once_are_bounded_and_one_a_meeting() -> None:
 
 @asynccontextmanager
 async def answering_relay() -> AsyncIterator[str]:
-    """It answers each leg with an address, and joins none."""
+    """Run a relay that answers each leg with an address, and joins none."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(len(MAGIC + LEG) + 1)

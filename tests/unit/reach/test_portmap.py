@@ -1,4 +1,4 @@
-"""Ports of a router: a gateway of our own on loopback; a real one in tests/unit/benchmarks."""
+"""Ports of a router: a test gateway on loopback; a real one in tests/unit/benchmarks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUTSIDE = "192.0.2.7"
 
 
 class Gateway(asyncio.DatagramProtocol):
-    """Speaks NAT-PMP; result 2 is "not authorised"."""
+    """A gateway with NAT-PMP; result 2 is "not authorised"."""
 
     def __init__(self) -> None:
         self.lifetimes: list[int] = []
@@ -67,7 +67,7 @@ async def test_a_port_is_mapped_as_long_as_it_is_wanted(gateway: Gateway) -> Non
 
 
 class UPnP:
-    """As `miniupnpc` has it."""
+    """A router like that of `miniupnpc`."""
 
     mapped: ClassVar[set[int]] = set()
     lanaddr = "192.168.1.2"

@@ -1,4 +1,4 @@
-"""Relays of their own over loopback: members meet at the one that is there."""
+"""Relays of their own over loopback: members meet at the present one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def grpc_of(credentials: Credentials) -> GrpcTransport:
 
 @dataclass
 class Hub:
-    """A coordinator without a relay of its own. Like any other it may be stopped, and come back."""
+    """A coordinator without a relay of its own, which can stop and start again."""
 
     endpoint: str = ""
     introductions: Introductions = field(init=False)
@@ -84,7 +84,7 @@ async def hub() -> AsyncIterator[Hub]:
 
 @asynccontextmanager
 async def varying_router() -> AsyncIterator[str]:
-    """A relay's other port, as a router makes it look that gives each destination another one."""
+    """Simulate a router that maps each destination to another port, at a relay's second port."""
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(bytes([11]) + b"192.0.2.7:9")
@@ -100,7 +100,7 @@ async def varying_router() -> AsyncIterator[str]:
 
 @dataclass
 class Process:
-    """A relay as a process has it."""
+    """A relay with the parts of a relay process."""
 
     relay: Relay
     stack: AsyncExitStack
@@ -184,7 +184,7 @@ async def test_when_a_relay_dies_others_are_met_at_another_one(hub: Hub) -> None
 
 
 async def test_a_quiet_call_keeps_its_link(hub: Hub) -> None:
-    """gRPC probes after 3 s of silence, so a tenth of what a relay allows is enough."""
+    """gRPC probes after 3 s of silence, so a tenth of a relay's limit is enough."""
     idle_s = IDLE_S / 10
     async with AsyncExitStack() as stack:
         process = await serve(hub, RelayLimits(idle_s=idle_s))

@@ -1,4 +1,4 @@
-"""A volunteer's caps hold within 5 % over any 10 s, whatever wants to pass."""
+"""A volunteer's caps hold within 5 % over any 10 s, for any traffic."""
 
 import asyncio
 import socket
@@ -32,7 +32,7 @@ class FakeTime:
 
 
 def most_in_a_window(passed: list[tuple[float, int]]) -> int:
-    """Bytes that passed in the fullest 10 s."""
+    """Return the bytes that passed in the fullest 10 s."""
     sums = [0, *accumulate(count for _, count in passed)]
     most, first = 0, 0
     for last, (at_s, _) in enumerate(passed):
@@ -83,7 +83,7 @@ def test_without_a_cap_nothing_waits_and_all_is_counted() -> None:
 
 @pytest.mark.parametrize("is_up", [True, False], ids=["up", "down"])
 async def test_a_joint_of_real_sockets_keeps_to_it(is_up: bool) -> None:
-    """2 MB at 8 Mbps take 2 s; of both streams together, since they share the gate."""
+    """The two streams share the gate, so 2 MB at 8 Mbps take 2 s in all."""
     rate, total = 1e6, 2_000_000
     shape = Shape(up=Gate(rate)) if is_up else Shape(down=Gate(rate))
     ends = []

@@ -1,4 +1,4 @@
-"""The connection of a caller that floods is read slowly; all others are read as before."""
+"""A front reads the connection of a flooding caller slowly, and all others as before."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class StoppedTime:
-    """In place of the module `time`: sleepers wait for `let_go`."""
+    """Substitute for the module `time`: sleepers wait for `let_go`."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""Tunnels over loopback, with streams that come, or do not."""
+"""Tunnels over loopback, with streams that come late or never."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm_ft.reach.tunnels import Tunnels
 
 
 class Coming:
-    """Makes streams once it is told to; the first who still waits gets the first one."""
+    """A source of streams on demand; the longest waiting caller gets the first one."""
 
     def __init__(self) -> None:
         self._streams: asyncio.Queue[socket.socket] = asyncio.Queue()
@@ -25,7 +25,7 @@ class Coming:
         return Link(await self._streams.get(), Way.RELAYED)
 
     def comes(self) -> socket.socket:
-        """A stream; its other end."""
+        """Provide a stream; return its other end."""
         here, there = socket.socketpair()
         there.setblocking(False)
         self._streams.put_nowait(here)

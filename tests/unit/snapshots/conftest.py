@@ -20,7 +20,7 @@ CUTS = (LayerRange(0, 12), LayerRange(12, 24))
 
 
 class SaveSnapshot(Protocol):
-    """Put a complete snapshot of two stages; `seed` draws its contents, the step if None."""
+    """Saver of a complete snapshot of two stages; `seed` draws its contents, the step if None."""
 
     def __call__(
         self, store: SnapshotStore, step: int, run: str = "run-1", seed: int | None = None
@@ -32,7 +32,7 @@ def shard_name(step: int, layers: LayerRange = CUTS[0], run: str = "run-1") -> S
 
 
 def contents(seed: int) -> ShardContents:
-    """Random weights and all that may lie beside them."""
+    """Return random weights with extras and digests of buffers."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(40, 30, generator=generator)
     return ShardContents(
@@ -56,7 +56,7 @@ def manifest_of(name: ShardName, shards: Iterable[SavedStage], **changes: Any) -
 
 
 def latest_of(store: SnapshotStore) -> Manifest | None:
-    """The newest snapshot of the run that `save` saves."""
+    """Return the newest snapshot of the run that `save` saves."""
     found = store.list_snapshots(RunId("run-1"), SPEC)
     return found[-1] if found else None
 
@@ -69,7 +69,7 @@ def check_whole(store: SnapshotStore, manifest: Manifest, folder: Path) -> None:
 
 @pytest.fixture
 def save(tmp_path: Path) -> SaveSnapshot:
-    """`save(store, 42)`: a complete snapshot of two stages."""
+    """Saver of complete snapshots of two stages, as `save(store, 42)`."""
 
     def make(
         store: SnapshotStore, step: int, run: str = "run-1", seed: int | None = None

@@ -1,4 +1,4 @@
-"""Whenever the writer is killed, the newest snapshot is a whole one and no older than before."""
+"""After a kill of the writer at any moment, the newest snapshot is whole and no older."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chm
 
 
 def save_next(folder: Path) -> None:
-    """As a resumed run does: one snapshot more than the newest there is, then prune."""
+    """Save one more snapshot than the newest, then prune, like a resumed run."""
     store = SnapshotStore(str(folder / "snapshots"))
     latest = latest_of(store)
     step = StepNumber(latest.step + 1 if latest else 1)
     entries = []
     for layers in CUTS:
         name = shard_name(step, layers)
-        # Another content at each attempt, as steps that were redone on another machine have.
+        # Each attempt has another content, like steps that another machine repeats.
         path = write_shard(folder, name, SPEC, contents(time.monotonic_ns() % 1000))
         entries.append(store.put_shard(name, path))
     store.commit(manifest_of(name, entries))
@@ -61,7 +61,7 @@ def save_and_die_at(folder: Path, fatal: int) -> None:
 
 
 def newest_whole_step(folder: Path) -> StepNumber:
-    """Every manifest that shows, holds; the step of the newest."""
+    """Check every visible manifest; return the step of the newest."""
     store = SnapshotStore(str(folder / "snapshots"))
     snapshots = store.list_snapshots(RUN, SPEC)
     for manifest in snapshots:
@@ -80,7 +80,8 @@ def test_killed_at_any_time_the_newest_snapshot_is_whole(tmp_path: Path) -> None
         assert saved.acquire(timeout=60)
         begun_s = time.monotonic()
         assert saved.acquire(timeout=60)
-        # Not a wait for anything: the fault's moment, somewhere in the next one.
+        # This is the moment of the fault, somewhere in the next snapshot; the test waits for
+        # nothing.
         time.sleep(draw.random() * (time.monotonic() - begun_s))
         writer.kill()
         writer.join()
@@ -105,7 +106,7 @@ def test_killed_before_any_of_its_file_operations_the_newest_snapshot_is_whole(
         writer.join()
         exitcode = writer.exitcode
         assert newest_whole_step(folder) in (3, 4)
-        # Whoever comes next goes on, over whatever was left, and leaves two whole ones.
+        # The next writer continues over any remains, and leaves two whole snapshots.
         save_next(folder)
         assert newest_whole_step(folder) in (4, 5)
         assert len([path for path in folder.rglob("snapshots/**/*") if path.is_file()]) == 2 * 3

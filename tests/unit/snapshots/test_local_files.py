@@ -1,4 +1,4 @@
-"""Files on this disk: whole or by chunks, plain or sealed, they give back what was written."""
+"""Files on this disk, whole or by chunks, plain or sealed, return what was written."""
 
 from pathlib import Path
 

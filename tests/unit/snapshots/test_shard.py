@@ -1,4 +1,4 @@
-"""A shard is read as it was written, or it is an error that says what to do."""
+"""A shard reads back as written, or raises an error with a remedy."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
     path = write_shard(tmp_path, NAME, SPEC, contents(3))
     whole = path.read_bytes()
     header_bytes = 8 + int.from_bytes(whole[:8], "little")
-    # Blanks that pad the header mean nothing to safetensors; all else does.
+    # Blanks that pad the header mean nothing to safetensors; every other change matters.
     content = len(whole[:header_bytes].rstrip(b" "))
     for place in (*range(0, content, 3), content - 1, *range(header_bytes, len(whole), 97)):
         altered = bytearray(whole)
@@ -165,7 +165,7 @@ def test_another_safetensors_file_is_no_shard(
 
 
 def document_of(path: Path) -> dict[str, object]:
-    """What a shard says of itself."""
+    """Return a shard's metadata."""
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     document: dict[str, object] = json.loads(header["__metadata__"]["swarm_ft"])
@@ -173,7 +173,7 @@ def document_of(path: Path) -> dict[str, object]:
 
 
 def seal(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Put these tensors into a shard, with a digest that is right."""
+    """Write these tensors into a shard with a right digest."""
     document = document_of(path)
     del document["digest"]
     digests = (
@@ -202,7 +202,7 @@ def seal(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 def test_a_sealed_shard_with_a_table_of_nonsense_is_refused(
     tmp_path: Path, table: dict[str, torch.Tensor]
 ) -> None:
-    """A liar can seal what it likes: the seal shows accidents, the coordinator's digest lies."""
+    """A liar can seal anything: the seal detects accidents, the coordinator's digest lies."""
     path = write_shard(tmp_path, NAME, SPEC, contents(3))
     seal(path, {**contents(3).state, **table})
     with pytest.raises(BadSnapshot, match="expected a table of buffers"):

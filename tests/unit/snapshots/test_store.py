@@ -1,4 +1,4 @@
-"""A snapshot is there when its manifest is, in a folder and elsewhere."""
+"""A snapshot exists when its manifest does, in a folder and elsewhere."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_stage_that_the_snapshot_does_not_have_is_refused(
 def test_a_step_that_was_redone_to_other_bits_is_another_snapshot(
     place: Place, save: SaveSnapshot, tmp_path: Path
 ) -> None:
-    """Its shards come one after the other: in between there must be no snapshot of mixed ones."""
+    """Its shards arrive one after the other; no snapshot may mix old and new ones."""
     save(place.store, 3)
     save(place.store, 7)
     name = shard_name(7)
@@ -300,7 +300,7 @@ def test_a_url_that_nobody_serves_is_refused_at_once(url: str) -> None:
 
 
 def modes_below(root: Path) -> tuple[set[int], set[int]]:
-    """Of folders and of files, all of them, the root too."""
+    """Return the modes of all folders and of all files, the root too."""
     paths = [root, *root.rglob("*")]
     folders = {path.stat().st_mode & 0o777 for path in paths if path.is_dir()}
     return folders, {path.stat().st_mode & 0o777 for path in paths if path.is_file()}

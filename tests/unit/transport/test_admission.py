@@ -1,4 +1,4 @@
-"""Which connections are too many: a pure decision, tried with any of them."""
+"""Choice of the connections to drop: a pure decision, tested with any connections."""
 
 from hypothesis import given
 from hypothesis import strategies as st

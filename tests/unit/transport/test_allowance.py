@@ -1,4 +1,4 @@
-"""Who sends too much waits, by its own account and no other's."""
+"""Allowances delay a caller that sends too much, by its own account alone."""
 
 import pytest
 
@@ -24,7 +24,7 @@ HOUSE = Account("192.0.2.1", is_address=True)
 
 
 def passed_after(allowances: Allowances, account: Account, seconds: float) -> int:
-    """How many one-byte messages of one call pass within so long, sent as fast as possible."""
+    """Return the one-byte messages of one call that pass in a time, sent back to back."""
     now_s, count = 0.0, 0
     while now_s <= seconds:
         now_s += allowances.received(account, 1, now_s, is_first=count == 0).wait_s
@@ -102,7 +102,7 @@ def test_training_traffic_between_peers_is_not_metered() -> None:
 
 
 def test_honest_needs_fit() -> None:
-    """The most that a member needs, as the reasons in `Rates` have it."""
+    """The largest need of a member, for the reasons in `Rates`."""
     allowances, waits = Allowances(), []
     for tenth in range(600):  # a minute of four runs with twelve steps a second
         now_s = tenth / 10
@@ -110,7 +110,7 @@ def test_honest_needs_fit() -> None:
         waits += [
             allowances.received(MEMBER, 400, now_s, is_first=False).wait_s for _ in range(messages)
         ]
-        # And beside them a job that comes in, 64 MiB a second in parts of 256 KiB.
+        # A job arrives beside them, 64 MiB a second in parts of 256 KiB.
         waits += [
             allowances.received(MEMBER, 256 << 10, now_s, is_first=False).wait_s for _ in range(25)
         ]

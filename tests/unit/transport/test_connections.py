@@ -1,4 +1,4 @@
-"""Connections that want nothing, against real servers: they go, and members get in."""
+"""Idle connections at real servers: the servers drop them, and members get in."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ from tests.raw_calls import BYTES
 pytestmark = pytest.mark.timeout(60)
 
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""What a client of HTTP/2 says first: its preface, and settings without any."""
+"""First bytes of an HTTP/2 client: its preface, and empty settings."""
 
 
 async def echo(stream: MessageStream[bytes, bytes]) -> None:
@@ -47,7 +47,7 @@ async def serving(
 
 
 async def idler(endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that speaks HTTP/2, and calls nothing."""
+    """Yield a connection that completes HTTP/2's handshake, and makes no call."""
     host, _, port = endpoint.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(HTTP2)
@@ -122,7 +122,7 @@ asyncio.run(main())
 
 @asynccontextmanager
 async def process_of_few_files(num_files: int) -> AsyncIterator[str]:
-    """Where a server of its own process listens, which may open so many files and never more."""
+    """Yield the address of a server in a process with a fixed limit of open files."""
     limited = f"ulimit -n {num_files}; exec {sys.executable} -c '{SERVER}'"
     process = await asyncio.create_subprocess_exec(
         "bash", "-c", limited, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
@@ -136,7 +136,7 @@ async def process_of_few_files(num_files: int) -> AsyncIterator[str]:
 
 
 async def status_of(endpoint: str) -> SwarmStatus:
-    """As somebody asks who tries again, as all members do."""
+    """Request the status with retries, as all members do."""
     while True:
         channel = GrpcTransport().connect(endpoint)
         try:
@@ -148,7 +148,7 @@ async def status_of(endpoint: str) -> SwarmStatus:
 
 
 async def test_more_idle_connections_than_files_lock_nobody_out() -> None:
-    """Each takes six files."""
+    """Each connection takes six files."""
     async with process_of_few_files(512) as endpoint:
         idlers = [await idler(endpoint) for _ in range(300)]
         assert await status_of(endpoint) == SwarmStatus(members=(), runs=())
@@ -157,7 +157,7 @@ async def test_more_idle_connections_than_files_lock_nobody_out() -> None:
 
 
 async def test_a_flood_from_one_address_keeps_nobody_of_another_out() -> None:
-    """Not even for a moment: whoever asks in the midst of it is answered at once."""
+    """A caller from another address gets its answer at once, even during the flood."""
     async with serving() as (_, endpoint):
         host, _, port = endpoint.rpartition(":")
         elsewhere = ("127.0.0.9", 0)

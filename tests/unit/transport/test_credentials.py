@@ -1,4 +1,4 @@
-"""Who gets through to whom, over real gRPC and TLS: members, strangers, the revoked."""
+"""Access over real gRPC and TLS: members, strangers, revoked members."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ def swarm() -> Swarm:
 
 
 class Served:
-    """A server that notes who called."""
+    """A server that records its callers."""
 
     def __init__(self) -> None:
         self.callers: list[Caller | None] = []
@@ -169,7 +169,7 @@ async def test_a_server_that_renews_its_certificate_serves_on(swarm: Swarm) -> N
 
 
 async def test_many_who_come_at_once_are_all_served(swarm: Swarm) -> None:
-    """The certificates that a server shows are named to gRPC once, not in each handshake."""
+    """A server names its certificates to gRPC once, not in each handshake."""
     server, client = swarm.member(), swarm.member()
     async with serving(server) as (served, endpoint):
         await asyncio.gather(*(ask(client, endpoint, name(server)) for _ in range(64)))

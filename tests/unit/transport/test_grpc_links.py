@@ -1,4 +1,4 @@
-"""What only real sockets can show: ports, dead links, other gRPC clients."""
+"""Behaviour of real sockets alone: ports, dead links, other gRPC clients."""
 
 import asyncio
 import socket
@@ -246,7 +246,7 @@ async def test_an_endpoint_cannot_choose_another_scheme(target: str) -> None:
 
 
 FEW_BYTES = replace(BYTES, request_bytes=1000)
-"""The same call, as a server has it that takes less."""
+"""The same call at a server with a smaller bound."""
 
 
 async def test_a_message_over_all_bounds_ends_the_call_and_not_the_server() -> None:
@@ -264,7 +264,7 @@ async def test_a_message_over_all_bounds_ends_the_call_and_not_the_server() -> N
 
 
 async def test_a_message_over_its_methods_bound_is_not_read() -> None:
-    """Another method of the same server takes larger ones, so gRPC lets it through."""
+    """Another method of the same server takes larger messages, so gRPC lets it through."""
     server = await GrpcTransport().serve("127.0.0.1", 0, {FEW_BYTES: echo, MORE_BYTES: echo})
     channel = GrpcTransport().connect(server.endpoint)
     stream = channel.open(BYTES)

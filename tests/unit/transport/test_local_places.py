@@ -1,4 +1,4 @@
-"""Where a process meets its own gRPC: what is heard there came through its front."""
+"""Local places of a process for its own gRPC: its calls come through its front."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 20.0
 
 
 class Heard:
-    """Serves a call, and remembers who made it."""
+    """A handler that records its callers."""
 
     def __init__(self) -> None:
         self.remotes: list[str] = []
@@ -33,7 +33,7 @@ class Heard:
 
 @pytest.fixture(params=["path", "port"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Linux has it, and as Windows has."""
+    """Places as on Linux, and as on Windows."""
     monkeypatch.setattr(systems, "HAS_SOCKET_PATHS", request.param == "path")
 
 

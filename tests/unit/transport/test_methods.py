@@ -89,7 +89,7 @@ def test_the_largest_honest_messages_are_within_their_methods_bounds() -> None:
 
 
 def test_only_links_and_plans_carry_large_messages() -> None:
-    """What anybody but the coordinator may make a process hold, of other things."""
+    """Other messages than the coordinator's must not fill a process' memory."""
     for method in METHODS.values():
         if method is not methods.LINK:
             assert method.request_bytes <= methods.MAX_CONTROL_BYTES

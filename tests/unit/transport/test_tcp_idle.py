@@ -1,4 +1,4 @@
-"""What the kernel says of pauses, and what is made of it."""
+"""The kernel's setting on pauses, and the advice that follows from it."""
 
 from pathlib import Path
 

@@ -851,7 +851,7 @@ async def test_a_member_that_breaks_stream_after_stream_fails_the_attempt(site: 
         await site.running
     (failure,) = caught.value.exceptions
     assert type(failure) is ProtocolError
-    assert "peer a: 3 streams failed, the last with out-of-turn: a said" in str(failure)
+    assert "peer a: 3 streams failed, the last with out-of-turn: a sent" in str(failure)
 
 
 async def test_streams_that_only_get_lost_are_no_reason_to_give_up(site: Site) -> None:

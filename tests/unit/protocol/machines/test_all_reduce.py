@@ -61,7 +61,7 @@ def share_text(member: int, step: int, span: PieceSpan) -> str:
 
 
 class Member:
-    """One member with the work it was given, as the shell in `peer.all_reduce` would do it."""
+    """A member with its open tasks, which it runs like the shell in `peer.all_reduce`."""
 
     def __init__(self, index: int, num_members: int, divisions: Sequence[Division]) -> None:
         self.index = index
@@ -79,7 +79,7 @@ class Member:
         self.apply(self.machine.begin(step, self.divisions[step]))
 
     def other_givers(self) -> list[int]:
-        """Whose shares this member adds to its own."""
+        """Return the members whose shares this member adds to its own."""
         return [i for i in self.divisions[self.step].givers if i != self.index]
 
     def apply(self, effects: Effects) -> None:
@@ -112,7 +112,7 @@ class Member:
                 return self.machine.taken(span)
 
     def refuse(self, number: int) -> None:
-        """What a member sent cannot be decoded: its stream ends, so that it comes again."""
+        """Refuse an undecodable piece: its stream ends, so that the piece comes again."""
         job = self.jobs[number]
         if isinstance(job, TakeSum):
             other = job.span.owner
@@ -130,7 +130,7 @@ class Member:
 
 
 class Stream:
-    """One connection of two members: messages each way, and those that were read before."""
+    """A connection of two members: messages each way, and those that were read before."""
 
     def __init__(self, one: Member, other: Member) -> None:
         self.ends = {one.index: one, other.index: other}
@@ -178,7 +178,7 @@ class Stream:
 
 
 class Simulation:
-    """Any order of events that honest members and bad streams can make; `choices` picks."""
+    """Any order of events that honest members and bad streams can cause; `choices` picks."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Simulation:
         self.streams[pair].connect()
 
     def may_begin(self) -> bool:
-        """Whether a step may begin somewhere: the last one is settled everywhere."""
+        """Return whether a step may begin at a member: the last one is settled everywhere."""
         steps = {member.step for member in self.members}
         if len(steps) > 1:
             return True
@@ -266,7 +266,7 @@ def expected(division: Division, step: int = STEPS - 1) -> dict[int, str]:
 
 
 def listeners_of(num_members: int) -> st.SearchStrategy[set[int]]:
-    """Those of a step: any, as long as one gives."""
+    """Draw the listeners of a step: any members, as long as one gives a gradient."""
     return st.sets(st.integers(0, num_members - 1), max_size=num_members - 1)
 
 
@@ -323,7 +323,7 @@ def test_all_that_cannot_go_on_lack_the_one_that_stopped_or_who_does(
 
 
 def is_of(stopped: Member, act: Callable[[Any], None], argument: Any) -> bool:
-    """Whether an event needs this member to do something."""
+    """Whether an event needs an action of this member."""
     owner = getattr(act, "__self__", None)
     return owner is stopped or (isinstance(owner, Stream) and argument == stopped.index)
 
@@ -341,7 +341,7 @@ def reached(lacks: dict[int, set[int]], member: int) -> set[int]:
 
 
 def sum_ready(machine: AllReduce, effects: Effects) -> Effects:
-    """Encode whatever is asked for; all effects that follow."""
+    """Encode all requested shares; return all effects that follow."""
     made: Effects = []
     for effect in effects:
         if isinstance(effect, EncodeShare):
@@ -357,7 +357,7 @@ SHARDS = {i: [span for span in DIVISION.spans if span.owner == i] for i in range
 
 @pytest.fixture
 def machine() -> AllReduce:
-    """Member 0 of 3, in step 7, connected, its own shares encoded."""
+    """Member 0 of 3, in step 7, connected, with its own shares encoded."""
     machine = AllReduce(attempt=ATTEMPT, num_members=3, own=0)
     for other in (1, 2):
         machine.connected(other)

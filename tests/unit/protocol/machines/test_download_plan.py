@@ -1,4 +1,4 @@
-"""Chunks are shared out among sources, whatever becomes of the sources."""
+"""Assignment of chunks to sources that may be slow or die."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_it_ends_well_while_one_source_lives_and_no_chunk_is_lost(
     race.run()
     if any(death is None for _, death in sources):
         assert race.plan.is_complete
-    # Twice came at most what was a single chunk of two sources at once.
+    # At most one chunk, which two sources fetched at once, arrived twice.
     missing = len(set(range(num_chunks)) - present)
     twice = sum(race.brought.values()) - (missing - race.plan.num_missing)
     assert 0 <= twice <= 2 * len(sources)
@@ -193,7 +193,7 @@ def test_a_slow_source_holds_nobody_up() -> None:
     draw.shuffle(speeds)
     race = Race(200, (), speeds, [None] * 3)
     race.run()
-    # Two fast ones alone would take 100 s.
+    # Two fast sources alone would need 100 s.
     assert race.now_s <= 102.0
 
 

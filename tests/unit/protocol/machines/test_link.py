@@ -1,4 +1,4 @@
-"""Two ends of a link: channels connect for one attempt alone, whoever hears of it first."""
+"""Two ends of a link: channels connect for one attempt alone, in any order of events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RUN = RunId("run")
 
 
 def hello(kind: ChannelKind, attempt: int, run: str = RUN, peer: str = "a") -> ChannelHello:
-    """The hello of a channel in an attempt."""
+    """Return the hello of a channel in an attempt."""
     if kind is BOUNDARY:
         return BoundaryHello(
             run_id=RunId(run),
@@ -53,7 +53,7 @@ def hello(kind: ChannelKind, attempt: int, run: str = RUN, peer: str = "a") -> C
 
 
 def message(kind: ChannelKind, attempt: int, number: int = 0) -> Ack | PieceAck:
-    """Something that is said in an attempt."""
+    """Return a message of an attempt."""
     if kind is BOUNDARY:
         name = Attempt(attempt), StepNumber(0), MicrobatchIndex(0), SampleId(number)
         return Ack(FrameKey(*name, Direction.FORWARD))
@@ -158,7 +158,7 @@ def test_a_second_hello_is_out_of_turn(link: LinkMachine) -> None:
 
 
 def test_a_hello_that_waits_holds_no_list(link: LinkMachine) -> None:
-    """A stranger's hello may claim 65,536 frames; nothing is kept of them."""
+    """A stranger's hello may claim 65,536 frames; the machine stores none of them."""
     theirs = hello(BOUNDARY, 2)
     assert isinstance(theirs, BoundaryHello)
     claim = FrameKey(Attempt(2), StepNumber(0), MicrobatchIndex(0), SampleId(1), Direction.BACKWARD)
@@ -170,7 +170,7 @@ def test_a_hello_that_waits_holds_no_list(link: LinkMachine) -> None:
 
 
 class Side:
-    """A machine, and what its shell would know."""
+    """A machine with the knowledge of its shell."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -180,7 +180,7 @@ class Side:
         self.greeted: list[tuple[ChannelKind, int]] = []
 
     def apply(self, effects: list[LinkEffect]) -> list[ChannelMessage]:
-        """What is to be sent."""
+        """Run the effects; return the messages to send."""
         said: list[ChannelMessage] = []
         for effect in effects:
             kind = effect.kind
@@ -204,7 +204,7 @@ class Side:
 
 
 class TwoEnds(RuleBasedStateMachine):
-    """Each way of the stream keeps its order; a break loses what is on the way."""
+    """Two ends with a stream that keeps its order each way; a break loses messages in flight."""
 
     sides = st.integers(0, 1)
     kinds = st.sampled_from(ChannelKind)
@@ -233,7 +233,7 @@ class TwoEnds(RuleBasedStateMachine):
 
     @rule(side=sides, kind=kinds, ahead=st.integers(0, 1))
     def begin(self, side: int, kind: ChannelKind, ahead: int) -> None:
-        """An attempt later than this side's last: the newest, or one that nobody has begun."""
+        """Begin a later attempt than this side's last: the newest, or a new one."""
         end = self.ends[side]
         attempt = self.newest + ahead
         if attempt <= end.attempts.get(kind, 0):
@@ -265,7 +265,7 @@ class TwoEnds(RuleBasedStateMachine):
     @rule(side=sides)
     @precondition(lambda self: any(self.is_up))
     def break_at(self, side: int) -> None:
-        """One side notices first; then nothing more reaches either."""
+        """Break the stream: one side notices first, then nothing more reaches either."""
         for way in self.ways:
             way.clear()
         if self.is_up[side]:
@@ -286,7 +286,7 @@ class TwoEnds(RuleBasedStateMachine):
             assert end.connected <= set(end.attempts)
 
     def teardown(self) -> None:
-        """Once both have begun the newest attempt and the stream stands, all is connected."""
+        """Check that all is connected once both have begun the newest attempt over a stream."""
         if not all(self.is_up):
             self.dial()
         attempt = self.newest + 1

@@ -1,4 +1,4 @@
-"""What a meter makes of a link whose speed is known: a line with a queue, a delay, two clocks."""
+"""Measurements of a link with a known rate: a line with a queue, a delay, two clocks."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from swarm_ft.protocol.messages.link import LinkPing, LinkPong
 from swarm_ft.protocol.messages.timeline import MAX_CLOCK_US
 
 Train = tuple[float, int, int]
-"""When it is put, in seconds; how many messages; of how many bytes each."""
+"""A train: its time in seconds, its number of messages, and the bytes of each."""
 
 
 class Line:
     """A link in simulated time, with a meter at its sender; the other end has another clock.
 
     Args:
-        bytes_per_s: how fast it is.
-        delay_s: one way.
-        room_bytes: of the buffers between the writer and the line.
-        answers_late_s: how late each pong is, in turn and again from the first.
+        bytes_per_s: Rate of the link.
+        delay_s: Delay of each way.
+        room_bytes: Bytes of the buffers between the writer and the line.
+        answers_late_s: Delays of the pongs, in turn and again from the first.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Line:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
 
     def carry(self, trains: Iterable[Train], until_s: float) -> None:
-        """All of these, and time until then."""
+        """Send these trains, and run the simulation until `until_s`."""
         self.meter.began(0.0)
         for at_s, messages, num_bytes in trains:
             self._at(at_s, partial(self._put, [num_bytes] * messages))
@@ -136,7 +136,7 @@ delays = st.floats(1e-4, 0.3)
 def test_no_link_is_found_faster_than_it_is(
     trains: list[Train], rate: float, delay_s: float, room: float, late: list[float]
 ) -> None:
-    """However the way back delays the answers."""
+    """The delays of the answers do not matter."""
     line = Line(rate, delay_s, room, tuple(late))
     line.carry(trains, 100.0)
     speed = line.meter.speed
@@ -157,7 +157,7 @@ def test_one_ping_at_a_time_and_few(trains: list[Train], rate: float, delay_s: f
 def test_a_link_that_is_full_is_measured(
     rate: float, delay_s: float, room: float, size: int
 ) -> None:
-    """Messages of any size, of which one always waits, behind buffers of any size."""
+    """Messages have any size, one of them always waits, and the buffers have any size."""
     size = max(size, round(rate / 1000))
     line = Line(rate, delay_s, room)
     line.carry([(1.0, round(30 * rate / size), size)], 60.0)
@@ -186,7 +186,7 @@ def test_a_link_that_is_never_full_is_not_measured_and_its_round_trip_is(
 
 
 def test_rests_between_trains_count_for_nobody() -> None:
-    """Half of the time there is nothing to send."""
+    """The link has nothing to send half of the time."""
     line = Line(1e6, 0.02, room_bytes=1e5)
     line.carry([(10.0 * number, 20, 250_000) for number in range(6)], 70.0)
     assert line.meter.speed.bytes_per_s == pytest.approx(1e6, rel=0.01)
@@ -200,7 +200,7 @@ def test_a_link_that_says_nothing_is_still_pinged_and_seldom() -> None:
 
 
 def test_what_is_old_is_forgotten() -> None:
-    """A link that got slower is known by its new speed, and its peak goes too."""
+    """A slower link shows its new rate, and its old peak goes too."""
     meter, now_s = LinkMeter(), 0.0
     for rate in (*[8e6] * NUM_KEPT, *[1e6] * NUM_KEPT):
         now_s = train(meter, now_s, rate)
@@ -208,7 +208,7 @@ def test_what_is_old_is_forgotten() -> None:
 
 
 def train(meter: LinkMeter, now_s: float, rate: float, came_us: int | None = None) -> float:
-    """A megabyte over a link of that speed, a hundredth of a second away; when it is there."""
+    """Send a megabyte over a link of that rate, 10 ms away; return its arrival."""
     now_s += EVERY_S
     begin = meter.works(now_s)
     assert begin is not None
@@ -227,7 +227,7 @@ def train(meter: LinkMeter, now_s: float, rate: float, came_us: int | None = Non
 
 @given(st.integers(0, MAX_CLOCK_US))
 def test_whatever_time_a_pong_tells_it_makes_no_more_of_a_link_than_can_be(came_us: int) -> None:
-    """No faster than it left, and no slower than from the first mark to the last answer."""
+    """The rate lies between that of the departure and that from first mark to last answer."""
     meter = LinkMeter()
     train(meter, 0.0, 2e6, came_us)
     peak = meter.speed.peak_bytes_per_s
@@ -277,7 +277,7 @@ def test_what_is_told_keeps_to_the_bounds_of_what_may_be_told() -> None:
 
 
 def test_a_pings_time_is_counted_from_the_streams_begin() -> None:
-    """How long the machine has been up is nobody's business."""
+    """The pong reveals nothing of the machine's uptime."""
     meter = LinkMeter()
     meter.began(1e6)
     assert meter.pinged(LinkPing(7), 1e6 + 2.5) == LinkPong(7, 2_500_000)

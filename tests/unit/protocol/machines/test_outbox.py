@@ -1,4 +1,4 @@
-"""What waits for an acknowledgement: a window of it on the way, all again on a new stream."""
+"""Outbox of unacknowledged messages: a window in flight, and all again on a new stream."""
 
 from __future__ import annotations
 

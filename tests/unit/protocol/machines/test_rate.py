@@ -1,4 +1,4 @@
-"""How often and how slowly: token buckets and floors, on a clock that is passed in."""
+"""Token buckets and floors, on a clock that the tests pass in."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Each rule of a boundary's session on its own; all of them together: the simulation."""
+"""Each rule of a boundary's session on its own; the simulation has all of them together."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def hello(*received: Frame, window_frames: int = 8) -> BoundaryHello:
 
 @pytest.fixture
 def upstream() -> BoundarySession:
-    """Sends FORWARD, receives BACKWARD; in step 0 on a stream with a window of 8."""
+    """A session that sends FORWARD, in step 0 on a stream with a window of 8."""
     session = BoundarySession(attempt=Attempt(1), sends=Direction.FORWARD)
     session.begin(StepNumber(0))
     session.connected(hello())

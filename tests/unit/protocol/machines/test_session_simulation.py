@@ -1,7 +1,7 @@
 """Both ends of a boundary over streams that break at any moment; hypothesis picks the events.
 
-Ends behave as the shell in `peer.boundary` does: one decoder and one encoder each, in order;
-what is said while no stream is up is lost; each end notices a broken stream in its own time.
+Ends behave like the shell in `peer.boundary`: one decoder and one encoder each, in order. Messages
+without a stream are lost. Each end notices a broken stream in its own time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TENSOR = EncodedTensor(CodecSpec(CodecName.Q, 400, Axis.CHANNEL), 1, 1, b"")
 
 
 class Stream:
-    """One connection: two queues, and what either side said first."""
+    """A connection: two queues, and each side's first message."""
 
     def __init__(self, ends: tuple[End, End]) -> None:
         self.is_broken = False
@@ -53,7 +53,7 @@ class Stream:
 
 
 class End:
-    """One end, with the work it was given and the record of what it saw."""
+    """An end with its open tasks and a record of its events."""
 
     def __init__(self, sends: Direction) -> None:
         self.sends = sends
@@ -155,7 +155,7 @@ class End:
 
 
 class Simulation:
-    """Any order of events that honest ends and bad streams can make; `choices` picks."""
+    """Any order of events that honest ends and bad streams can cause; `choices` picks."""
 
     def __init__(self, choices: bytes) -> None:
         self.ends = (End(Direction.FORWARD), End(Direction.BACKWARD))
@@ -177,7 +177,7 @@ class Simulation:
             assert all(count <= 1 for count in end.reencoded.values())
 
     def possible(self) -> list[Callable[[], None]]:
-        """What can happen now; what is listed more than once is more likely."""
+        """Return the possible events; an event that is listed twice is more likely."""
         up = self.stream if self.stream is not None and not self.stream.is_broken else None
         events = [up.break_off] if up is not None else 3 * [self.dial]
         for end, other in (self.ends, self.ends[::-1]):
@@ -203,7 +203,7 @@ class Simulation:
         return events
 
     def may_begin(self, end: End, other: End) -> bool:
-        """The coordinator plans a step when both ends are through with the last one."""
+        """Return whether the coordinator may plan a step: both ends have finished the last one."""
         if end.step == -1 or other.step > end.step:
             return True
         return end.step == other.step and end.is_done(other) and other.is_done(end)
@@ -223,14 +223,14 @@ class Simulation:
             end.receive(message)
 
     def fail_to_decode(self, end: End) -> None:
-        """What arrived is broken, so its end gives up the stream."""
+        """Fail to decode a broken frame, so that its end drops the stream."""
         end.session.dropped(end.decode_jobs.popleft().key)
         if end.stream:
             end.stream.break_off()
             end.detach()
 
     def finish(self) -> None:
-        """A stream stays up at last: all that both ends have to say arrives."""
+        """Finish with a stream that stays up, over which all messages arrive."""
         for end, other in (self.ends, self.ends[::-1]):
             if end.step < other.step:
                 end.begin()

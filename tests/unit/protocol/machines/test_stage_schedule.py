@@ -1,4 +1,4 @@
-"""The schedule: pipelines of schedules, joined by links, on a virtual clock."""
+"""Pipelines of schedules, joined by links, on a virtual clock."""
 
 import heapq
 import itertools
@@ -35,10 +35,10 @@ def first(num_microbatches: int) -> list[MicrobatchIndex]:
 
 
 class Pipeline:
-    """All stages of one step. `duration_of` says how long a task or a transfer takes.
+    """Pipeline of all stages of one step; `duration_of` returns the time of a task or a transfer.
 
     Each link carries one microbatch at a time each way. `more_held[i]`: microbatches that stage i
-    may hold beyond what plain 1F1B needs.
+    may hold beyond the need of plain 1F1B.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ def schedule(
 def drive(
     stage: StageSchedule, *, inputs: Iterable[int] = (), gradients: Iterable[int] = ()
 ) -> list[tuple[TaskKind, int]]:
-    """All that a stage does with these, where tasks take no time."""
+    """Return all tasks of a stage for these events, if tasks take no time."""
     ready = [stage.input_ready(MicrobatchIndex(m)) for m in inputs]
     ready += [stage.gradient_ready(MicrobatchIndex(m)) for m in gradients]
     pending = next((task for task in ready if task is not None), None)
@@ -381,7 +381,7 @@ def test_what_is_held_beyond_the_least_fits_into_the_room(least: int, room: int,
 
 
 def happenings(num_trained: int, num_held_out: int) -> list[tuple[str, int]]:
-    """All that happens to a stage in a step, in no order."""
+    """Return all events of a stage in a step, in no order."""
     trained, held_out = range(num_trained), range(num_trained, num_trained + num_held_out)
     return [
         *(("input_ready", m) for m in (*trained, *held_out)),
@@ -390,7 +390,7 @@ def happenings(num_trained: int, num_held_out: int) -> list[tuple[str, int]]:
 
 
 class Alone:
-    """A stage whose tasks take no time, and whose neighbour takes what was evaluated when told."""
+    """A stage with instant tasks, whose neighbour processes outputs on request."""
 
     def __init__(self, stage: StageSchedule) -> None:
         self.stage = stage
@@ -398,7 +398,7 @@ class Alone:
         self.is_over = False
 
     def after(self, happening: str, microbatch: int) -> list[Task]:
-        """What it computes then."""
+        """Return the tasks that follow an event."""
         before = len(self.done)
         pending = getattr(self.stage, happening)(MicrobatchIndex(microbatch))
         while isinstance(pending, Task):

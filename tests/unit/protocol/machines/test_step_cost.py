@@ -1,4 +1,4 @@
-"""What a step costs beside operations and bytes, and what is learned of it."""
+"""Costs of a step beside operations and bytes, and learning of them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_others_work_and_fewer_cores_make_no_step_shorter(
 
 @given(pipelines)
 def test_without_overhead_a_step_is_what_operations_and_bytes_take(pipeline: Pipeline) -> None:
-    """No peer that shares a machine is faster than alone there."""
+    """A peer on a shared machine is no faster than alone."""
     roomy = replace(pipeline.alone, cores={})
     stages = [stage.time for stage in roomy.stages]
     alone_s = sum(one.compute_s + sum(one.hop_s) for one in stages)
@@ -146,7 +146,7 @@ def test_without_overhead_a_step_is_what_operations_and_bytes_take(pipeline: Pip
 def test_each_block_each_frame_and_each_step_takes_its_time() -> None:
     known = BARE._replace(block_s=0.01, message_s=0.1, step_s=1.0)
     two = row(work(0.0, blocks=3), work(0.0, blocks=1, frames=2), microbatches=1)
-    # A frame is half its time at either end.
+    # A frame costs half of its time at either end.
     assert step_cost(two, known).seconds == pytest.approx(4 * 0.01 + 2 * 0.1 + 1.0)
     assert step_cost(two, known._replace(load=3.0)).seconds == pytest.approx(3 * 1.24)
 
@@ -218,7 +218,7 @@ def seconds_of(pipeline: Pipeline, known: Factors) -> float:
 
 
 def run_of(rng: random.Random, truth: Factors, pipeline: Pipeline) -> float:
-    """Seconds of a step on machines whose load differs from run to run."""
+    """Return the seconds of a step on machines whose load differs from run to run."""
     load = truth.load * math.exp(rng.gauss(0.0, 0.1))
     return step_cost(pipeline, truth._replace(load=load)).seconds * math.exp(rng.gauss(0.0, 0.05))
 
@@ -259,7 +259,7 @@ def test_a_swarm_whose_runs_surprise_expects_less_exactly() -> None:
 
 
 def test_seconds_that_peers_report_tell_compute_from_messages() -> None:
-    """A stage that computes slowly makes no other message slow."""
+    """A slow stage does not make messages slow."""
     costs = learned_compute(prior(), lambda f: f.load * f.compute * 1.0, 4.0)
     known = factors_of(costs)
     assert known.compute * known.load > 2.08 * PRIOR.compute * PRIOR.load

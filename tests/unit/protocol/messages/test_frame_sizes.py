@@ -1,4 +1,4 @@
-"""What a frame costs on the wire, headers included, from 128 tokens x 64 channels up."""
+"""Bytes of a frame on the wire, headers included, from 128 tokens x 64 channels up."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ def key_of(numbers: tuple[int, int, int, int], direction: Direction) -> FrameKey
 
 
 def worst_key(direction: Direction) -> FrameKey:
-    """The key that takes the most bytes."""
+    """Return the key with the most bytes."""
     return key_of((LARGEST, LARGEST, LARGEST, LARGEST), direction)
 
 

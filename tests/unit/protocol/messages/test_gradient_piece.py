@@ -1,4 +1,4 @@
-"""Who sums which part of a gradient: everything once, in rows, evenly."""
+"""Division of a gradient among members: each value once, in rows, evenly."""
 
 import pytest
 from hypothesis import given, settings

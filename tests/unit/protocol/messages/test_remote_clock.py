@@ -1,4 +1,4 @@
-"""How far another clock is, from round trips with made-up times."""
+"""Distance of another clock, from round trips with made-up times."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from swarm_ft.protocol.messages.timeline import (
 
 
 def trip(sent_us: int, there_us: int, back_us: int, *, ahead_us: int = 0) -> RoundTrip:
-    """A question that is so long on its way, and its answer, over clocks that are so far apart."""
+    """Return a round trip with these delays, over clocks with this distance."""
     received_us = sent_us + there_us + back_us
     remote_us = sent_us + there_us + ahead_us
     return RoundTrip(sent_us=sent_us, remote_us=remote_us, received_us=received_us)
@@ -77,7 +77,7 @@ delays = st.integers(0, 10**7)
 def test_the_truth_lies_within_the_error_however_uneven_the_ways(
     ahead_us: int, trips: list[tuple[int, int, int]], drift: float
 ) -> None:
-    """The other clock runs faster or slower, and is so far ahead when ours shows 0."""
+    """The other clock runs faster or slower, and leads by an offset when ours shows 0."""
     clock, now_us = RemoteClock(), 0
     for pause_us, there_us, back_us in trips:
         sent_us = now_us + pause_us

@@ -1,4 +1,4 @@
-"""A run's phase for people: never `waiting waiting`, never a phase and a blank."""
+"""Phase of a run for people: never `waiting waiting`, never a phase and a blank."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which addresses a member's word may make another machine dial."""
+"""Addresses that a member may make another machine dial."""
 
 from __future__ import annotations
 

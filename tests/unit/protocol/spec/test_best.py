@@ -1,4 +1,4 @@
-"""Patience, threshold and ties are those of transformers' own callback, whatever comes."""
+"""Patience, threshold and ties equal those of transformers' own callback."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def judged(train: TrainSpec, values: list[float], saved: frozenset[int] = frozen
 
 
 def theirs(values: list[float], threshold: float, *, greater: bool) -> tuple[int, float | None]:
-    """How often in a row their callback saw nothing better, and their best value."""
+    """Return their callback's count of evaluations without improvement, and their best value."""
     callback = EarlyStoppingCallback(early_stopping_threshold=threshold)
     args, state = SimpleNamespace(greater_is_better=greater), SimpleNamespace(best_metric=None)
     for value in values:

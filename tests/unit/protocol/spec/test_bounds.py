@@ -1,4 +1,4 @@
-"""Bounds beside a type: what they refuse, in which words, however deep they lie."""
+"""Bounds beside a type: refused values and texts, at any depth."""
 
 import math
 from collections.abc import Mapping
@@ -130,7 +130,7 @@ _TEXT_BOUNDS = [
 
 
 def _filled(chars: list[str], num_bytes: int) -> str:
-    """As many of these characters as fit, and then letters, in exactly so many bytes."""
+    """Return as many of these characters as fit, and then letters, in exactly `num_bytes`."""
     text = ""
     for char in chars:
         if len((text + char).encode()) <= num_bytes:

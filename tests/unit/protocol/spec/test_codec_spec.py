@@ -1,4 +1,4 @@
-"""Codec specs: texts and headers there and back, and what a wrong one is told."""
+"""Codec specs: texts and headers both ways, and errors of wrong ones."""
 
 import itertools
 import re
@@ -38,7 +38,7 @@ UNKNOWN = [
 
 
 def numbers_of(name: CodecName, entropy: bool) -> st.SearchStrategy[int]:
-    """Every number that the name may have, in hundredths."""
+    """Return every number that the name may have, in hundredths."""
     if name in FIXED:
         return st.just(FIXED[name])
     if name in (CodecName.TOP, CodecName.AQTOP):
@@ -76,7 +76,7 @@ BUFFERED = (Feedback.EF21, Feedback.LAST)
 
 
 def directions_of(spec: CodecSpec) -> list[Direction]:
-    """The directions in which frames of `spec` may go."""
+    """Return the directions of frames of `spec`."""
     if spec.feedback is not Feedback.NONE:
         return [BACKWARD]
     return [FORWARD] if spec.name in (*DELTAS, *ALONG) else [FORWARD, BACKWARD]
@@ -191,7 +191,7 @@ def test_headers_lead_back_to_their_specs(spec: CodecSpec) -> None:
 
 
 def assert_legal_or_refused(header: bytes) -> bool:
-    """Whether the header names a codec; if so, it is one that a user can name as well."""
+    """Check that a header names a codec that users can name, or is refused."""
     try:
         spec = spec_from_header(header)
     except BadCodec as error:

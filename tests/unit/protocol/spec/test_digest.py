@@ -1,4 +1,4 @@
-"""The one digest: framed parts, and pieces of a long part."""
+"""Digests: framed parts, and pieces of a long part."""
 
 import xxhash
 from hypothesis import given, settings

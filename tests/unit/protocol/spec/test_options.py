@@ -1,4 +1,4 @@
-"""Declared options: what follows from a field, building from values, refusals by the option."""
+"""Declared options: facts of a field, building from values, errors with the option's name."""
 
 from dataclasses import MISSING, dataclass, field
 from enum import IntEnum

@@ -1,4 +1,4 @@
-"""A permutation that is computed element by element: one to one, both ways, pinned, and fair."""
+"""Permutation computed element by element: one to one, both ways, pinned, and fair."""
 
 import math
 import tracemalloc
@@ -49,7 +49,7 @@ PINNED = {
 
 @pytest.mark.parametrize("size", PINNED)
 def test_permutations_are_pinned(size: int) -> None:
-    """All machines must draw the same, whatever their numpy: raise RunSpec's VERSION otherwise."""
+    """All machines must draw the same with any numpy: otherwise raise RunSpec's VERSION."""
     first = Permutation(size, b"3/1").at(np.arange(min(size, 100_000)))
     assert digest_of(first.astype("<u4").tobytes()).hex() == PINNED[size]
 
@@ -69,7 +69,7 @@ def test_all_orders_of_a_few_samples_are_equally_likely() -> None:
 
 
 def test_neighbours_in_the_file_are_no_neighbours_in_the_order() -> None:
-    """Differences of successive elements are spread as those of random ones, by sixteenths."""
+    """Differences of successive elements are spread like random ones, by sixteenths."""
     size = 1 << 18
     order = Permutation(size, b"0/0").at(np.arange(size))
     steps = (np.diff(order) % size) * 16 // size

@@ -1,4 +1,4 @@
-"""How coarsely to code for an asked loss of quality."""
+"""Coarseness of codes for a configured loss of quality."""
 
 import math
 
@@ -61,7 +61,7 @@ def test_less_asked_is_no_coarser_codec_of_gradients(
 
 @pytest.mark.parametrize("asked", [0.001, 0.003, 0.01, 0.03, 0.1])
 def test_adapters_are_coded_more_finely(asked: float) -> None:
-    """Both ways, whatever is asked, and so after each measurement."""
+    """The codes are finer both ways, for every share, and after each measurement."""
     weights, adapters = (QualityControl.of(asked, adapts=adapts) for adapts in (False, True))
     assert adapters.step_size < weights.step_size
     assert after(adapters, asked).step_size < after(weights, asked).step_size
@@ -84,7 +84,7 @@ def test_the_step_follows_the_cost(adapts: bool) -> None:
 
 @either
 def test_a_model_of_the_cost_ends_near_what_was_asked(adapts: bool) -> None:
-    """Whose excess goes as the step to the power 1.5, and is five times what was foretold."""
+    """The model's excess follows the step to the power 1.5, and is five times the prediction."""
     control = QualityControl.of(0.01, adapts=adapts)
     for _ in range(40):
         control = control.measured(0.2 * control.step_size**1.5)

@@ -500,7 +500,7 @@ def test_stages_that_train_one_weight_sum_its_gradients(
     assert spec.shared_values == values
     assert spec.sharing("abc") == tuple(sharing)
     assert spec.sharing("a") == ()
-    # Held at every stage, with its gradient and moments where it trains.
+    # Every stage holds it, with its gradient and moments if it trains.
     plain = RunSpec(model=replace(model, shared_bytes=0), train=spec.train)
     layers = LayerRange(1, 2)
     copies = COPIES_PER_WEIGHT if shared and values else 1

@@ -1,4 +1,4 @@
-"""Rows of samples: what is put in comes out, targets are counted, and what is none is refused."""
+"""Rows of samples: content, counts of targets, and refusals."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_documents_that_share_a_sample_come_out_as_each_of_them_alone(made: Made
     for of_one, length in zip(samples_in(alone).labels, of_alone.lengths, strict=True):
         part = slice(first, first + length)
         assert samples.labels[0, part][1:].tolist() == of_one[1:length].tolist()
-        # The token in front of it is another document's.
+        # The token in front of it belongs to another document.
         assert first == 0 or samples.labels[0, first] == NO_LABEL
         first += length
 
@@ -178,7 +178,7 @@ WORD = st.builds(
 
 @given(st.lists(WORD, min_size=6, max_size=6))
 def test_marks_in_any_place_are_refused_or_part_documents(words: list[np.uint32]) -> None:
-    """Random bytes hardly ever hold a mark that is in its place."""
+    """Random bytes hardly ever hold a mark in its place."""
     rows = np.array([words], dtype="<u4")
     if text_refusal(rows, VOCAB) is None:
         counts = counts_of(rows)

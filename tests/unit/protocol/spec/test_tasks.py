@@ -1,4 +1,4 @@
-"""What a task makes of rows, and its metrics by values that scikit-learn gives."""
+"""Tasks' reading of rows, and their metrics against scikit-learn's values."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_what_has_no_class_is_refused_and_named(words: tuple[int, ...], why: str
 
 
 def test_a_whole_sample_has_its_class_at_any_token() -> None:
-    """transformers reads a decoder's at the last token that is not its pad token."""
+    """transformers reads a decoder's class at the last token that is not its pad token."""
     rows = row(word(1, 0), CONTEXT | 2, NO_TOKEN)
     assert WHOLE.refusal(rows, VOCAB) is None
     assert samples_in(rows).labels.tolist() == [[0, NO_LABEL]]
@@ -147,7 +147,7 @@ def counts(told: list[int], there: list[int], num_classes: int) -> list[int]:
     return [*right, *map(told.count, classes), *map(there.count, classes)]
 
 
-# By scikit-learn 1.9.1: accuracy_score, matthews_corrcoef, f1_score (binary; macro of more).
+# Values of scikit-learn 1.9.1: accuracy_score, matthews_corrcoef, f1_score (binary; macro of more).
 KNOWN = [
     ([0, 1, 1, 0, 1, 1], [0, 1, 0, 0, 1, 0], 2, (4 / 6, 0.5, 2 / 3)),
     ([1, 1, 1, 1], [0, 1, 1, 1], 2, (0.75, 0.0, 6 / 7)),

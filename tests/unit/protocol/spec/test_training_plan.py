@@ -33,7 +33,7 @@ from swarm_ft.protocol.spec.training_plan import (
     step_samples,
 )
 
-# ---- which samples
+# ---- samples of steps
 
 
 @given(
@@ -160,7 +160,7 @@ def test_the_last_batch_of_an_epoch_is_short_and_the_next_epoch_begins_anew(
 
 
 def epoch_order(spec: TrainSpec, epoch: int) -> tuple[SampleId, ...]:
-    """All samples as the steps of an epoch visit them."""
+    """Return all samples in the order in which the steps of an epoch visit them."""
     first = epoch * spec.steps_per_epoch
     return sum((step_samples(spec, StepNumber(first + i)) for i in range(spec.steps_per_epoch)), ())
 
@@ -177,7 +177,7 @@ def test_shuffled_orders_are_pinned(train_spec: TrainSpec) -> None:
     assert epoch_order(replace(train_spec, seed=1), 0) == (3, 5, 9, 0, 2, 4, 1, 6, 8, 7)
 
 
-# ---- how fast
+# ---- learning rates
 
 
 def transformers_rates(spec: TrainSpec) -> list[float]:

@@ -1,4 +1,4 @@
-"""What is read by hand, since there is much of it: hostile frames and pieces are refused."""
+"""Hand-written conversion of frequent messages: hostile frames and pieces are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tensor_of(
     tokens: int = 128,
     channels: int = 64,
 ) -> bytes:
-    """A tensor's bytes with whatever its header claims."""
+    """Return a tensor's bytes with any claims in its header."""
     return struct.pack("<BBHII", name, flags, hundredths, tokens, channels) + TENSOR.payload
 
 

@@ -56,7 +56,7 @@ _FIXED: dict[Any, Any] = {
 
 
 def example_of(kind: Any, descriptor: Descriptor) -> Any:
-    """A value that depends on nothing but the types of its fields, and sets them all."""
+    """Return a value that depends only on the types of its fields, and sets them all."""
     if kind in _FIXED:
         return _FIXED[kind]
     hints = field_hints(kind)
@@ -121,7 +121,7 @@ def _number(notes: tuple[Any, ...], field: FieldDescriptor, name: str) -> int:
 
 
 def present_bytes() -> dict[str, str]:
-    """Of an example of each kind of message, by its name; and a digest of all declarations."""
+    """Return the bytes of an example of each message by its name, and a digest of declarations."""
     found = {
         f"{wire.name}.{place}".rstrip("."): wire.to_bytes(example_of(*kind)).hex()
         for wire in WIRES.values()
@@ -133,7 +133,7 @@ def present_bytes() -> dict[str, str]:
 
 
 def _declared() -> set[bytes]:
-    """Every field of every message that travels, with its number and type."""
+    """Return every field of every message that travels, with its number and type."""
     known: set[bytes] = set()
     waiting: list[Any] = [wire.message.DESCRIPTOR for wire in WIRES.values()]
     seen = set()
@@ -171,9 +171,9 @@ def test_the_main_branchs_versions_keep_their_bytes() -> None:
 
 
 def _golden_on_main() -> dict[str, dict[str, str]]:
-    """The file where this branch left the main one, or one commit ago on the main one itself.
+    """Return the file at this branch's fork from the main one, or a commit ago on main itself.
 
-    Empty where git knows no such commit.
+    Empty if git has no such commit.
     """
     head = _git("rev-parse", "HEAD")
     left = next(filter(None, (_git("merge-base", "HEAD", n) for n in ("main", "origin/main"))), "")
@@ -186,7 +186,7 @@ def _golden_on_main() -> dict[str, dict[str, str]]:
 
 
 def _git(*words: str) -> str:
-    """What git answers; empty where it refuses, or is not installed."""
+    """Return git's output; empty if it refuses, or is not installed."""
     try:
         done = subprocess.run(("git", *words), cwd=ROOT, capture_output=True, text=True)
     except OSError:

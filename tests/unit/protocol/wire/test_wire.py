@@ -1,7 +1,7 @@
-"""Every message survives the wire, and nothing that comes makes a reader raise anything else.
+"""Every message survives the wire, and no bytes make a reader raise another error.
 
-What is tried is drawn from the messages' own types and bounds, see `wire_values`: whoever adds a
-message or a field adds its tests.
+The cases are drawn from the messages' own types and bounds, see `wire_values`: a new message or
+field brings its own tests.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_a_state_is_offered_to_names_with_proofs_as_long_as_a_digest(
 
 
 def put(message: Any, way: tuple[str, ...], value: Any) -> None:
-    """Put a value where it lies, into the first of what is repeated."""
+    """Put a value at a path, into the first entry of repeated fields."""
     *owners, last = way
     for name in owners:
         inner = getattr(message, name)
@@ -117,7 +117,7 @@ def test_a_field_out_of_its_bounds_is_refused_by_name(
 
 
 def fields_of(message: Message) -> Iterator[tuple[Message, Any]]:
-    """Every (message, field) that is set, at any depth."""
+    """Return every (message, field) that is set, at any depth."""
     for field, value in message.ListFields():
         yield message, field
         if field.message_type is not None:
@@ -162,7 +162,7 @@ def is_fit_for_logs(text: str) -> bool:
 
 
 def refusal(wire: WireType[Any], data: bytes) -> str:
-    """Why it is refused, or nothing; another error goes through and fails the test."""
+    """Return the reason of a refusal, or nothing; another error fails the test."""
     try:
         wire.from_bytes(data)
     except (MalformedMessage, VersionMismatch) as error:
@@ -171,7 +171,7 @@ def refusal(wire: WireType[Any], data: bytes) -> str:
 
 
 def read_or_refused(wire: WireType[Any], data: bytes) -> None:
-    """What is read, our own side could send."""
+    """Return the message that was read, which our own side could send."""
     words = refusal(wire, data)
     assert is_fit_for_logs(words)
     if not words:
@@ -273,14 +273,14 @@ def test_what_opens_a_conversation_and_nothing_else_says_its_version(wire: WireT
 
 @dataclass(frozen=True)
 class Other:
-    """Has not the fields of its message."""
+    """A class without the fields of its message."""
 
     run: str = ""
 
 
 @dataclass(frozen=True)
 class CollectedRequest:
-    """Has them, of a type that cannot travel."""
+    """A class with the fields of its message, of a type that cannot travel."""
 
     run_id: Annotated[complex, "no way"]
     protocol_version: int

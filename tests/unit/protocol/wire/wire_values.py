@@ -75,11 +75,11 @@ WIRES = {
     for wire in _wire_types()
     if not (isinstance(wire.kind, type) and issubclass(wire.kind, Message))
 }
-"""By the message's name."""
+"""Wire types by their message's name."""
 
 
 def kinds_of(wire: WireType[Any]) -> Mapping[str, tuple[Any, Descriptor]]:
-    """What a message may be: its class and descriptor, by where it lies; "" is the message."""
+    """Return the classes and descriptors of a message by their path; "" is the message."""
     descriptor: Any = wire.message.DESCRIPTOR
     if not _is_union(wire.kind):
         return {"": (wire.kind, descriptor)}
@@ -208,7 +208,7 @@ def _numbers(bound: Range, field: FieldDescriptor | None) -> Strategy:
 
 
 def _limits(field: FieldDescriptor | None) -> tuple[int, int]:
-    """What the message's field can hold."""
+    """Return the limits of the message's field."""
     cpp_type = field.cpp_type if field is not None else FieldDescriptor.CPPTYPE_UINT32
     return {
         FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
@@ -347,10 +347,10 @@ _SPECIAL[RunSpec] = st.builds(RunSpec, model=_SPECIAL[ModelSpec], train=_SPECIAL
 def out_of_bounds(
     kind: Any, descriptor: Descriptor, tried: set[Any]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Everything that no field of a message may hold: the way to the field, and what to put there.
+    """Yield values that no field of a message may hold, each with the path to its field.
 
-    A list takes the place of all that a repeated field has. Classes in `tried` are left out, and
-    put there: each is tried at one place of all where it may stand.
+    A list replaces all entries of a repeated field. Classes in `tried` are left out, and then added
+    to it: each is tried at one of its places.
     """
     if kind in tried:
         return
@@ -407,7 +407,7 @@ def _filling(field: FieldDescriptor) -> Any:
 
 
 def _beyond(note: Any, field: FieldDescriptor) -> tuple[Any, ...]:
-    """Values that a bound has to refuse."""
+    """Yield values that a bound has to refuse."""
     match note:
         case Range(minimum, maximum) if note.is_integer:
             low, high = _limits(field)
@@ -459,11 +459,11 @@ _BEYOND: Mapping[type, tuple[Any, ...]] = {
 }
 
 
-# ---- what types say
+# ---- facts from types
 
 
 def said_of(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without its metadata, and what is said or implied of it."""
+    """Return a type without its metadata, and its declared or implied bounds."""
     notes = metadata(hint)
     named = get_args(hint)[0] if notes else hint
     kind = named
@@ -476,7 +476,7 @@ def said_of(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def present(hint: Any) -> Any:
-    """`X` of `X | None`."""
+    """Return `X` of `X | None`."""
     return next(one for one in get_args(hint) if one is not NoneType) if _is_union(hint) else hint
 
 
