@@ -282,7 +282,7 @@ class StageAttempt:
             state,
             num_values=0 if self._is_behind else self._engine.num_values,
             deliver=self._deliver,
-            taken=self._output_taken,
+            taken=self._on_consumed,
         )
         self._index = self.connections.index
         layers = self.connections.pipeline[self._index].layers
@@ -314,11 +314,11 @@ class StageAttempt:
             step=self._plan.step,
             parts_begun=step.parts_begun if step is not None else 0,
             compute_s=step.compute_s if step is not None else 0.0,
-            waits_for=missing or self._lacked,
+            waits_for=missing or self._blocking_peers,
         )
 
     @property
-    def _lacked(self) -> tuple[PeerId, ...]:
+    def _blocking_peers(self) -> tuple[PeerId, ...]:
         """Peers without which the step cannot continue; none while this peer computes."""
         if self._step is None:
             return self.connections.waits_for
@@ -350,7 +350,7 @@ class StageAttempt:
         try:
             await self._run()
         finally:
-            self._keep_progress()
+            self._save_progress()
             self._timeline.tell()
 
     async def _run(self) -> None:
@@ -366,15 +366,15 @@ class StageAttempt:
         while True:
             plan = self._plan = await self._plans.get()
             self._step = None
-            is_heard = self._context.peer_id in plan.listeners
-            ready = await (self._listen(plan) if is_heard else self._run_step(plan))
+            is_listener = self._context.peer_id in plan.listeners
+            ready = await (self._listen(plan) if is_listener else self._run_step(plan))
             self._timeline.ready()
             self._context.say(ready)
 
     async def _listen(self, plan: PlanStep) -> StepReady:
         """Receive the sum of a step that the other replicas compute."""
         if self._catching_up is None or self.connections.reducer is None:
-            raise OutOfTurn(f"step {plan.step}: this peer has the stage, and cannot listen")
+            raise OutOfTurn(f"step {plan.step}: expected a step to compute, got one to listen to")
         train = _spec_in(plan, self.assign.spec).train
         for boundary in self.connections.boundaries:
             boundary.begin(plan.step, {}, train, len(plan.microbatches))
@@ -402,7 +402,7 @@ class StageAttempt:
             buffers=self.buffers.begin(),
         )
 
-    def _keep_progress(self) -> None:
+    def _save_progress(self) -> None:
         """Save the progress of the open step, so that the next attempt continues it."""
         progress = self._state.progress
         if self._step is None or progress is None or self._step.progress is not progress:
@@ -425,10 +425,10 @@ class StageAttempt:
             await self._settled()
             return self._evaluated(plan, progress)
         if self.connections.reducer is not None or self.connections.sharer is not None:
-            progress.gradient = await self._of_gradient(self._engine.flat_gradient)
-        gradients = await self._reduce(plan, progress) + await self._tie(plan)
+            progress.gradient = await self._run_on_gradient(self._engine.flat_gradient)
+        gradients = await self._reduce(plan, progress) + await self._sync_shared(plan)
         await self._settled()
-        norm = await self._of_gradient(self._engine.squared_grad_norm)
+        norm = await self._run_on_gradient(self._engine.squared_grad_norm)
         self._state.summed_in = plan.attempt
         failpoints.reached("before-ready")
         return StepReady(
@@ -494,7 +494,9 @@ class StageAttempt:
                 return progress
             return await self._state.resume_step(progress)
         if done:
-            raise OutOfTurn(f"step {plan.step}: by the plan, some of it is done here; nothing is")
+            raise OutOfTurn(
+                f"step {plan.step}: the plan counts microbatches as done here, but none are"
+            )
         if not plan.microbatches:
             return self._state.begin_evaluation(plan.step)
         return await self._state.begin_step(plan.step, plan.num_targets)
@@ -525,7 +527,7 @@ class StageAttempt:
             shadowed=_is_shadowed(plan, self.assign.spec.train),
             learned=task_of(self.assign.spec.train),
         )
-        engine, max_held = self._engine, self._most_held()
+        engine, max_held = self._engine, self._max_microbatches()
         return StageStep(
             plan,
             routes,
@@ -535,7 +537,7 @@ class StageAttempt:
             max_held=max_held,
         )
 
-    def _most_held(self) -> int:
+    def _max_microbatches(self) -> int:
         """Return how many microbatches fit into memory; the engine has measured one by then."""
         least = least_held(len(self._computing), self._index)
         if self._state.holds_least:
@@ -577,10 +579,10 @@ class StageAttempt:
         total = await self.connections.reducer.reduce(plan.step, own, set(plan.listeners))
         sent = self.connections.reducer.take_traffic()
         self._timeline.add(SpanKind.REDUCE, began_s, num_bytes=sent.sent_bytes)
-        await self._of_gradient(self._engine.take_sum, total)
+        await self._run_on_gradient(self._engine.take_sum, total)
         return sent
 
-    async def _tie(self, plan: PlanStep) -> GradientTraffic:
+    async def _sync_shared(self, plan: PlanStep) -> GradientTraffic:
         """Sum the gradients of weights that several stages hold, so that all copies stay equal."""
         sharer, group = self.connections.sharer, self.connections.group
         if sharer is None or group is None:
@@ -597,7 +599,9 @@ class StageAttempt:
         await self.connections.settled()
         self._timeline.add(SpanKind.WAIT_ACKS, began_s)
 
-    async def _of_gradient(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def _run_on_gradient(
+        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         """Run an engine's operation on the step's gradient in the compute thread."""
         timed = self._timeline.timed(SpanKind.GRADIENT, function)
         return await run_in(self._context.compute, timed, *args, **kwargs)
@@ -606,7 +610,7 @@ class StageAttempt:
         if self._step is not None:
             self._step.arrived(key, value)
 
-    def _output_taken(self, key: FrameKey) -> None:
+    def _on_consumed(self, key: FrameKey) -> None:
         if self._step is not None:
             self._step.taken(key)
 

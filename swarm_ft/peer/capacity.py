@@ -82,29 +82,29 @@ async def _transfer(channel: Channel, num_bytes: int) -> tuple[float, float, flo
     try:
         began_s = time.perf_counter()
         await _exchange(stream)
-        met_s = time.perf_counter()
+        first_s = time.perf_counter()
         await _exchange(stream)
-        asked_s = time.perf_counter()
+        second_s = time.perf_counter()
         for _ in range(num_bytes // SAMPLE_BYTES):
             await stream.send(LinkSample(data=bytes(SAMPLE_BYTES)))
         await stream.finish()
-        await _heard(stream)
+        await _receive(stream)
         sent_s = time.perf_counter()
         for _ in range(num_bytes // SAMPLE_BYTES):
-            await _heard(stream)
-        back_s = time.perf_counter()
+            await _receive(stream)
+        received_s = time.perf_counter()
     finally:
         await stream.cancel()
-    round_trip_s = min(met_s - began_s, asked_s - met_s)
-    up_s = max(sent_s - asked_s - round_trip_s, 1e-6)
-    return round_trip_s, up_s, max(back_s - sent_s, 1e-6)
+    round_trip_s = min(first_s - began_s, second_s - first_s)
+    up_s = max(sent_s - second_s - round_trip_s, 1e-6)
+    return round_trip_s, up_s, max(received_s - sent_s, 1e-6)
 
 
 async def _exchange(stream: Samples) -> None:
     await stream.send(LinkSample())
-    await _heard(stream)
+    await _receive(stream)
 
 
-async def _heard(stream: Samples) -> None:
+async def _receive(stream: Samples) -> None:
     if await stream.receive() is None:
         raise Unavailable("the coordinator ended the measurement")

@@ -42,9 +42,9 @@ async def run_in(pool: Pool, function: Callable[P, R], *args: P.args, **kwargs: 
             return await pool.run(work)
         return await asyncio.get_running_loop().run_in_executor(pool, work)
     except torch.cuda.OutOfMemoryError as error:
-        said = str(error).partition(". ")[0]
+        summary = str(error).partition(". ")[0]
         raise OutOfMemory(
-            f"{said}; this peer holds fewer microbatches from now on, and if that is not enough, "
+            f"{summary}; this peer holds fewer microbatches from now on; if that is not enough, "
             "lend less --memory than is free, or host fewer --layers"
         ) from error
 
@@ -58,7 +58,7 @@ async def to_its_end(task: asyncio.Task[R]) -> R:
         raise
 
 
-async def _at_once() -> None:
+async def _no_wait() -> None:
     """Return at once: no other run needs to free memory."""
 
 
@@ -94,7 +94,7 @@ class PeerContext:
     timeline: Timeline
     memory_bytes: int
     beside_bytes: Callable[[], int] = lambda: 0
-    room_made: Callable[[], Awaitable[None]] = _at_once
+    room_made: Callable[[], Awaitable[None]] = _no_wait
     offers: dict[ShardName, OfferedShard] = field(default_factory=dict)
     codes_on: torch.device = CPU
 

@@ -62,8 +62,8 @@ class CoordinatorLink:
         self._transport = transport
         self._hello = hello
         self._alive = alive
-        self._obey = obey
-        self._obey_at_once = obey_at_once
+        self._handle = obey
+        self._handle_immediately = obey_at_once
         self._beside = beside
         self._backoff = Backoff(rng, min_s=MIN_RECONNECT_S, max_s=MAX_RECONNECT_S)
         # The outbox is bounded in practice: after a few messages a step the peer waits for the
@@ -71,7 +71,7 @@ class CoordinatorLink:
         self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
         self._is_ended = asyncio.Event()
         # The last error that was logged. The same error is logged again after a success.
-        self._trouble = ""
+        self._last_error = ""
 
     def say(self, message: FromPeer) -> None:
         """Queue a message; it is dropped if the connection breaks before it is sent."""
@@ -102,9 +102,9 @@ class CoordinatorLink:
             except (VersionMismatch, NotAllowed):
                 raise
             except SwarmError as error:  # the error may pass, and this peer's weights stay loaded
-                if error.message != self._trouble:
+                if error.message != self._last_error:
                     logger.warning("coordinator: %s; trying again", error.message)
-                self._trouble = error.message
+                self._last_error = error.message
             await asyncio.sleep(self._backoff.draw_s())
 
     async def _join_once(self) -> None:
@@ -117,7 +117,7 @@ class CoordinatorLink:
             await stream.send(self._hello())
             logger.info("joined the coordinator at %s", endpoint)
             inbox: Inbox = asyncio.Queue(MAX_INBOX)
-            parts = self._write(stream), self._obey_all(inbox), self._stay_alive()
+            parts = self._write(stream), self._handle_all(inbox), self._stay_alive()
             await until_one_ends(*parts, self._read(stream, inbox), self._do_beside(channel))
         finally:
             await channel.close()
@@ -145,17 +145,17 @@ class CoordinatorLink:
         try:
             while (message := await stream.receive()) is not None:
                 self._backoff.reset()
-                self._trouble = ""
-                if not self._obey_at_once(message):
+                self._last_error = ""
+                if not self._handle_immediately(message):
                     await inbox.put(message)
             await inbox.put(None)
         except SwarmError as error:
             await inbox.put(error)
         await asyncio.Event().wait()
 
-    async def _obey_all(self, inbox: Inbox) -> None:
+    async def _handle_all(self, inbox: Inbox) -> None:
         while (item := await inbox.get()) is not None:
             if isinstance(item, SwarmError):
                 raise item
-            await self._obey(item)
+            await self._handle(item)
         self._is_ended.set()

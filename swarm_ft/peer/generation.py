@@ -55,7 +55,7 @@ class Texts:
         self._context = context
         self._engine = engine
         self._channels = channels
-        self._held: dict[Text, int] = {}
+        self._bytes_of: dict[Text, int] = {}
         self._closed = asyncio.Event()
 
     def close(self) -> None:
@@ -73,49 +73,49 @@ class Texts:
         """
         self._check_count()
         text = await run_in(self._context.compute, self._engine.begin_text, begin.max_tokens)
-        with self._keeping(text, begin):
+        with self._reserve(text, begin):
             try:
                 async with asyncio.timeout(MAX_TEXT_S):
-                    await until_one_ends(self._continue(stream, text, begin), self._let_go())
+                    await until_one_ends(self._continue(stream, text, begin), self._wait_closed())
             except TimeoutError:
                 raise Unavailable(
                     f"expected a text to end within {MAX_TEXT_S:g} s; begin another"
                 ) from None
 
     def _check_count(self) -> None:
-        if len(self._held) >= MAX_TEXTS:
+        if len(self._bytes_of) >= MAX_TEXTS:
             raise Busy(f"{MAX_TEXTS} texts are continued here already; try again later")
 
     @contextmanager
-    def _keeping(self, text: Text, begin: BeginText) -> Iterator[None]:
+    def _reserve(self, text: Text, begin: BeginText) -> Iterator[None]:
         self._check_count()  # other texts may have begun meanwhile
-        room = self._context.room_bytes(self._engine.state_bytes) - sum(self._held.values())
+        room = self._context.room_bytes(self._engine.state_bytes) - sum(self._bytes_of.values())
         if text.num_bytes > room:
             raise Busy(
                 f"a text of {begin.max_tokens} tokens takes {text.num_bytes} bytes here, and "
                 f"{max(0, room)} are free; try again later, or ask for fewer tokens"
             )
-        self._held[text] = text.num_bytes
+        self._bytes_of[text] = text.num_bytes
         try:
             yield
         finally:
-            del self._held[text]
+            del self._bytes_of[text]
 
-    async def _let_go(self) -> None:
+    async def _wait_closed(self) -> None:
         await self._closed.wait()
-        raise NotFound("this peer let go of the trained stage")
+        raise NotFound("this peer released the trained stage")
 
     async def _continue(self, stream: TextStream, text: Text, begin: BeginText) -> None:
         while (part := await self._next(stream)) is not None:
             x = self._input(part, stream.remote)
-            await stream.send(await run_in(self._context.compute, self._answer, text, x, begin))
+            await stream.send(await run_in(self._context.compute, self._reply, text, x, begin))
 
     async def _next(self, stream: TextStream) -> ToStage | None:
         try:
             async with asyncio.timeout(SILENCE_S):
                 return await stream.receive()
         except TimeoutError:
-            raise Unavailable(f"{stream.remote}: said nothing for {SILENCE_S:g} s") from None
+            raise Unavailable(f"{stream.remote}: sent nothing for {SILENCE_S:g} s") from None
 
     def _input(self, part: ToStage, remote: str) -> Tensor:
         """Return the stage's input: tokens [1, T], or activations [1, T, C]."""
@@ -134,7 +134,7 @@ class Texts:
         kind = "tokens" if self._engine.is_first else "activations"
         raise OutOfTurn(f"{remote}: expected {kind} of the text, got {type(part).__name__}")
 
-    def _answer(self, text: Text, x: Tensor, begin: BeginText) -> FromStage:
+    def _reply(self, text: Text, x: Tensor, begin: BeginText) -> FromStage:
         """Compute the reply; runs in the compute thread."""
         output = text.read(x)
         if self._engine.is_last:

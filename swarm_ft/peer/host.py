@@ -154,16 +154,16 @@ class StageHost:
         """
         self._context.timeline.commit_heard()
         before = self._state.committed_steps
-        taking = self._exchange.catching_up
-        if taking is not None and taking.expects(commit):
-            await taking.commit(commit)
+        transfer = self._exchange.catching_up
+        if transfer is not None and transfer.expects(commit):
+            await transfer.commit(commit)
         else:
             await self._state.commit(commit)
         self._context.timeline.tell()
         if self._state.committed_steps > before:
-            self._tell_progress()
+            self._log_progress()
 
-    def _tell_progress(self) -> None:
+    def _log_progress(self) -> None:
         done, whole = self._state.committed_steps, self._spec.train.num_steps
         if done == 1 or done * PROGRESS_LINES // whole > (done - 1) * PROGRESS_LINES // whole:
             logger.info("run %s: step %d of %d", self.run_id, done, whole)
@@ -230,8 +230,8 @@ class StageHost:
     async def _work(self, assign: Assign) -> None:
         try:
             await self._prepare(assign)
-            taking = self._exchange.catching_up
-            self._attempt = StageAttempt(self._context, assign, self._state, taking)
+            transfer = self._exchange.catching_up
+            self._attempt = StageAttempt(self._context, assign, self._state, transfer)
             await self._attempt.run()
         except* SwarmError as group:
             error = first_error(group) or InternalError(str(group))
@@ -259,8 +259,8 @@ class StageHost:
             await self._exchange.take_up(assign, layers)
         if self._state.committed_steps != assign.committed_steps:
             raise OutOfTurn(
-                f"run {self.run_id}: {assign.committed_steps} steps are committed, "
-                f"{self._state.committed_steps} of them here"
+                f"run {self.run_id}: expected {assign.committed_steps} committed steps here, got "
+                f"{self._state.committed_steps}"
             )
         await self._exchange.offer(assign, layers)
 

@@ -67,7 +67,7 @@ class KeepingPlace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Kept:
+class _StoredFile:
     """A file that is here. Its chunks are known once it was received or offered."""
 
     path: Path
@@ -100,12 +100,12 @@ class KeptShards:
         self.offers: dict[ShardName, OfferedShard] = {}
         self._peer_id = peer_id
         self._downloader = downloader
-        self._say = say
+        self._send = say
         self._place = place
-        self._kept: dict[ShardName, _Kept] = {}
+        self._files: dict[ShardName, _StoredFile] = {}
         self._putting: Counter[RunId] = Counter()
-        self._takers: dict[ShardName, frozenset[str]] = {}
-        self._taking: dict[ShardName, asyncio.Task[None]] = {}
+        self._readers: dict[ShardName, frozenset[str]] = {}
+        self._fetches: dict[ShardName, asyncio.Task[None]] = {}
         self._offering: set[asyncio.Task[None]] = set()
 
     # ---- inventory
@@ -125,10 +125,10 @@ class KeptShards:
     def _find_in(self, folder: Path, unix_s: float) -> None:
         run_id, num_found = _run_of(folder), 0
         for path in sorted(folder.glob("*")):
-            named, found = _named(run_id, path), path.stat()
-            if named is not None and found.st_mtime >= unix_s - self._place.keep_s:
-                file = ShardFile(digest=named.digest, total_bytes=found.st_size)
-                self._kept[named.name] = _Kept(path=path, file=file)
+            shard, found = _shard_of(run_id, path), path.stat()
+            if shard is not None and found.st_mtime >= unix_s - self._place.keep_s:
+                file = ShardFile(digest=shard.digest, total_bytes=found.st_size)
+                self._files[shard.name] = _StoredFile(path=path, file=file)
                 num_found += 1
             elif path.name != _RUN_FILE:
                 path.unlink()
@@ -143,8 +143,8 @@ class KeptShards:
     @property
     def shards(self) -> tuple[KeptShard, ...]:
         """Snapshots that are here, the newest steps first."""
-        newest = sorted(self._kept, key=lambda name: -name.step)[:MAX_KEPT_SHARDS]
-        return tuple(KeptShard(name=n, digest=self._kept[n].file.digest) for n in newest)
+        newest = sorted(self._files, key=lambda name: -name.step)[:MAX_KEPT_SHARDS]
+        return tuple(KeptShard(name=n, digest=self._files[n].file.digest) for n in newest)
 
     async def put(self, name: ShardName, source: Path) -> ShardFile:
         """Move a snapshot of this peer's own stage here.
@@ -162,7 +162,7 @@ class KeptShards:
             raise Unavailable(f"{name} cannot be kept here: {error}") from error
         finally:
             self._putting -= Counter([name.run_id])
-        self._have(name, _Kept(path=path, file=chunks.file, is_own=True, chunks=chunks))
+        self._register(name, _StoredFile(path=path, file=chunks.file, is_own=True, chunks=chunks))
         return chunks.file
 
     async def fetch(self, name: ShardName, stage: SavedStage, folder: Path) -> Path:
@@ -171,88 +171,90 @@ class KeptShards:
         Raises:
             Unavailable: No peer provides it (now).
         """
-        own = self._kept.get(name)
-        if own is not None and own.file == stage.file and await self._is_sound(name, own):
+        own = self._files.get(name)
+        if own is not None and own.file == stage.file and await self._is_intact(name, own):
             return own.path
         path = folder / f"taken-{file_stem(name.run_id)}-{name.step}-{name.layers}"
         sources = tuple(peer for peer in stage.keepers if peer != self._peer_id)
-        await _tried(lambda: self._download(name, stage.file, sources, path))
+        await _retry(lambda: self._download(name, stage.file, sources, path))
         return path
 
     def is_kept(self, path: Path) -> bool:
         """Whether a file is a kept snapshot."""
-        return any(kept.path == path for kept in self._kept.values())
+        return any(stored.path == path for stored in self._files.values())
 
     # ---- messages of the coordinator
 
-    def keep(self, asked: KeepShard) -> None:
+    def keep(self, request: KeepShard) -> None:
         """Begin to fetch a stage of others, and report the success or the failure."""
-        name, shard = asked.name, KeptShard(name=asked.name, digest=asked.file.digest)
-        have = self._kept.get(name)
-        if have is not None and have.file == asked.file:
-            self._say(ShardKept(shard))
+        name, shard = request.name, KeptShard(name=request.name, digest=request.file.digest)
+        present = self._files.get(name)
+        if present is not None and present.file == request.file:
+            self._send(ShardKept(shard))
             return
-        if name in self._taking:
-            self._taking[name].cancel()
-        task = self._taking[name] = asyncio.create_task(self._take(asked, shard))
-        task.add_done_callback(lambda done: self._taken(name, done))
+        if name in self._fetches:
+            self._fetches[name].cancel()
+        task = self._fetches[name] = asyncio.create_task(self._fetch_file(request, shard))
+        task.add_done_callback(lambda done: self._on_fetched(name, done))
 
-    def give(self, given: GiveShard) -> None:
+    def give(self, request: GiveShard) -> None:
         """Offer a snapshot to more peers."""
-        name = given.name
-        self._takers[name] = self._takers.get(name, frozenset()) | frozenset(given.takers)
+        name = request.name
+        self._readers[name] = self._readers.get(name, frozenset()) | frozenset(request.takers)
         task = asyncio.create_task(self._offer(name))
         self._offering.add(task)
         task.add_done_callback(self._offering.discard)
 
-    async def drop(self, dropped: DropShards) -> None:
+    async def drop(self, request: DropShards) -> None:
         """Delete a run's snapshots except those of some steps; transfers under way continue."""
-        for name in [n for n in self._kept if n.run_id == dropped.run_id]:
-            if name.step not in dropped.but:
+        for name in [n for n in self._files if n.run_id == request.run_id]:
+            if name.step not in request.but:
                 await self._delete(name)
-        self._remove_if_empty(dropped.run_id)
+        self._remove_if_empty(request.run_id)
 
     async def forget(self, run_id: RunId) -> None:
         """Delete all files of a run."""
-        for name in [name for name in self._taking if name.run_id == run_id]:
-            self._taking[name].cancel()
+        for name in [name for name in self._fetches if name.run_id == run_id]:
+            self._fetches[name].cancel()
         await self.drop(DropShards(run_id=run_id, but=()))
         if self._place.directory is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder(run_id), ignore_errors=True)
 
     async def close(self) -> None:
         """Cancel all transfers and offers; files stay."""
-        ending = (*self._taking.values(), *self._offering)
+        ending = (*self._fetches.values(), *self._offering)
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
 
     # ---- one file
 
-    async def _take(self, asked: KeepShard, shard: KeptShard) -> None:
+    async def _fetch_file(self, request: KeepShard, shard: KeptShard) -> None:
         try:
-            self._check_room(asked)
+            self._check_room(request)
             path = self._path(shard)
-            await asyncio.to_thread(_make_folder, path.parent, asked.name.run_id)
-            taking = lambda: self._download(asked.name, asked.file, asked.sources, path)  # noqa: E731
-            chunks = await _tried(taking)
+            await asyncio.to_thread(_make_folder, path.parent, request.name.run_id)
+            fetch = lambda: self._download(request.name, request.file, request.sources, path)  # noqa: E731
+            chunks = await _retry(fetch)
         except (SwarmError, OSError) as error:
-            words = error.message if isinstance(error, SwarmError) else str(error)
-            logger.warning("%s: not kept: %s", asked.name, words)
-            self._say(ShardLost(shard=shard, reason=words))
+            reason = error.message if isinstance(error, SwarmError) else str(error)
+            logger.warning("%s: not stored: %s", request.name, reason)
+            self._send(ShardLost(shard=shard, reason=reason))
             return
-        self._have(asked.name, _Kept(path=path, file=asked.file, chunks=chunks))
-        self._say(ShardKept(shard))
+        self._register(request.name, _StoredFile(path=path, file=request.file, chunks=chunks))
+        self._send(ShardKept(shard))
 
-    def _taken(self, name: ShardName, task: asyncio.Task[None]) -> None:
-        if self._taking.get(name) is task:
-            del self._taking[name]
+    def _on_fetched(self, name: ShardName, task: asyncio.Task[None]) -> None:
+        if self._fetches.get(name) is task:
+            del self._fetches[name]
             self._remove_if_empty(name.run_id)
 
-    def _check_room(self, asked: KeepShard) -> None:
-        others = (kept.file.total_bytes for kept in self._kept.values() if not kept.is_own)
-        if sum(others) + asked.file.total_bytes > self.lent_bytes:
-            raise Unavailable(f"it has no room for {asked.file.total_bytes} bytes (--keep-disk)")
+    def _check_room(self, request: KeepShard) -> None:
+        others = (stored.file.total_bytes for stored in self._files.values() if not stored.is_own)
+        if sum(others) + request.file.total_bytes > self.lent_bytes:
+            raise Unavailable(
+                f"this peer has no room for {request.file.total_bytes} bytes (--keep-disk)"
+            )
 
     async def _download(
         self, name: ShardName, file: ShardFile, sources: tuple[PeerId, ...], path: Path
@@ -262,52 +264,54 @@ class KeptShards:
         return chunks
 
     async def _offer(self, name: ShardName) -> None:
-        kept = self._kept.get(name)
-        if kept is None or not await self._is_sound(name, kept):
+        stored = self._files.get(name)
+        if stored is None or not await self._is_intact(name, stored):
             return
-        kept = self._kept[name]
-        if kept.chunks is not None:
-            readers = self._takers[name]
-            self.offers[name] = OfferedShard(path=kept.path, chunks=kept.chunks, readers=readers)
+        stored = self._files[name]
+        if stored.chunks is not None:
+            readers = self._readers[name]
+            self.offers[name] = OfferedShard(
+                path=stored.path, chunks=stored.chunks, readers=readers
+            )
 
-    async def _is_sound(self, name: ShardName, kept: _Kept) -> bool:
+    async def _is_intact(self, name: ShardName, stored: _StoredFile) -> bool:
         """Whether a file has the content of its name; otherwise delete and report it."""
-        if kept.chunks is not None:
+        if stored.chunks is not None:
             return True
         try:
-            chunks = await asyncio.to_thread(chunks_of, kept.path)
+            chunks = await asyncio.to_thread(chunks_of, stored.path)
         except OSError as error:
-            words = str(error)
+            reason = str(error)
         else:
-            words = "" if chunks.file == kept.file else "its bytes have changed"
-        if self._kept.get(name) is not kept:
+            reason = "" if chunks.file == stored.file else "its bytes have changed"
+        if self._files.get(name) is not stored:
             return False  # the file was replaced or deleted meanwhile
-        if words:
+        if reason:
             await self._delete(name)
-            shard = KeptShard(name=name, digest=kept.file.digest)
-            self._say(ShardLost(shard=shard, reason=words))
+            shard = KeptShard(name=name, digest=stored.file.digest)
+            self._send(ShardLost(shard=shard, reason=reason))
             return False
-        self._kept[name] = replace(kept, chunks=chunks)
+        self._files[name] = replace(stored, chunks=chunks)
         return True
 
-    def _have(self, name: ShardName, kept: _Kept) -> None:
+    def _register(self, name: ShardName, stored: _StoredFile) -> None:
         """Register a file in place of one with the same name: its step was trained again."""
-        before = self._kept.get(name)
-        if before is not None and before.path != kept.path:
+        before = self._files.get(name)
+        if before is not None and before.path != stored.path:
             before.path.unlink(missing_ok=True)
         self.offers.pop(name, None)
-        self._kept[name] = kept
+        self._files[name] = stored
 
     async def _delete(self, name: ShardName) -> None:
         self.offers.pop(name, None)
-        self._takers.pop(name, None)
-        kept = self._kept.pop(name, None)
-        if kept is not None:
-            await asyncio.to_thread(kept.path.unlink, missing_ok=True)
+        self._readers.pop(name, None)
+        stored = self._files.pop(name, None)
+        if stored is not None:
+            await asyncio.to_thread(stored.path.unlink, missing_ok=True)
 
     def _remove_if_empty(self, run_id: RunId) -> None:
         """Delete a run's folder, with the run's name, if no snapshot is there or expected."""
-        names = (*self._kept, *self._taking)
+        names = (*self._files, *self._fetches)
         is_used = run_id in self._putting or any(name.run_id == run_id for name in names)
         if self._place.directory is None or is_used:
             return
@@ -326,7 +330,7 @@ class KeptShards:
         return self._folder(name.run_id) / file
 
 
-async def _tried(do: Callable[[], Awaitable[T]]) -> T:
+async def _retry(do: Callable[[], Awaitable[T]]) -> T:
     for _ in range(TRIES - 1):
         with suppress(Unavailable):
             return await do()
@@ -358,7 +362,7 @@ def _run_of(folder: Path) -> RunId | None:
     return RunId(run_id) if file_stem(run_id) == folder.name else None
 
 
-def _named(run_id: RunId | None, path: Path) -> KeptShard | None:
+def _shard_of(run_id: RunId | None, path: Path) -> KeptShard | None:
     """Return the shard that a file's name stands for; None for other files."""
     match = _FILE.fullmatch(path.name)
     if match is None or run_id is None:

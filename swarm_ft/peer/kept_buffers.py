@@ -115,7 +115,7 @@ def _delete(folder: Path, why: str) -> None:
 
 # ---- an attempt's buffers: which ones the stage has, prefetching, reports
 
-_KeptEnd = tuple[BlockIndex, End]
+_StoredEnd = tuple[BlockIndex, End]
 """A boundary and the kind of record that this peer stores there for every sample."""
 
 
@@ -190,15 +190,17 @@ class AttemptBuffers:
                 yield BufferKey(self._assign.run_id, boundary, end, sample)
 
     def _samples_at(self, boundary: BlockIndex) -> Samples:
-        held = [self._state.store.samples(*kept) for kept in self._shared if kept[0] == boundary]
-        return reduce(np.intersect1d, held)
+        samples = [
+            self._state.store.samples(*stored) for stored in self._shared if stored[0] == boundary
+        ]
+        return reduce(np.intersect1d, samples)
 
 
-def _boundaries(ends: Iterable[_KeptEnd]) -> list[BlockIndex]:
+def _boundaries(ends: Iterable[_StoredEnd]) -> list[BlockIndex]:
     return sorted({boundary for boundary, _ in ends})
 
 
-def _shared_ends(spec: RunSpec, layers: LayerRange) -> Iterator[_KeptEnd]:
+def _shared_ends(spec: RunSpec, layers: LayerRange) -> Iterator[_StoredEnd]:
     """Yield the records to report: cached inputs, and those that a neighbour has too."""
     if spec.keeps_input(layers):
         yield BlockIndex(layers.start), End.RECEIVED
@@ -211,7 +213,7 @@ def _shared_ends(spec: RunSpec, layers: LayerRange) -> Iterator[_KeptEnd]:
                 yield BlockIndex(layers.stop), End.SENT if is_forward else End.RECEIVED
 
 
-def _own_ends(spec: RunSpec, layers: LayerRange) -> Iterator[_KeptEnd]:
+def _own_ends(spec: RunSpec, layers: LayerRange) -> Iterator[_StoredEnd]:
     if spec.train.codec(Direction.BACKWARD).has_residual and layers.start > 0:
         yield BlockIndex(layers.start), End.RESIDUAL
 

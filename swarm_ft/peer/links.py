@@ -216,9 +216,9 @@ class PeerLink:
         self._used = asyncio.Event()
         self._unused = asyncio.Event()
         self._unused.set()
-        self._one_dials = asyncio.Lock()
+        self._dial_lock = asyncio.Lock()
         self._dialled: tuple[str, asyncio.Task[None]] | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._serve_lock = asyncio.Lock()
         self._newest: object = None
         self._num_streams = 0
         self._break: asyncio.Future[None] | None = None
@@ -246,7 +246,7 @@ class PeerLink:
         return self._outgoing.quiet
 
     @property
-    def _dials(self) -> bool:
+    def _is_dialler(self) -> bool:
         return self._links.own < self._peer_id
 
     @property
@@ -268,7 +268,7 @@ class PeerLink:
         self._broken_streams = 0
         try:
             self._apply(self._machine.open(end.hello))
-            dialling = [self._dial(endpoint)] if self._dials else []
+            dialling = [self._dial(endpoint)] if self._is_dialler else []
             await until_one_ends(failed, *dialling)
         except SwarmError as error:
             error.about = self._peer_id
@@ -325,7 +325,7 @@ class PeerLink:
 
     async def _dial(self, endpoint: str) -> None:
         """Keep a stream open until cancelled."""
-        async with self._one_dials:
+        async with self._dial_lock:
             if self._dialled is not None and self._dialled[0] != endpoint:
                 self.break_off(Unavailable(f"peer {self._peer_id} is at {endpoint} now"))
             backoff = Backoff(self._links.rng, min_s=MIN_BACKOFF_S, max_s=MAX_BACKOFF_S)
@@ -352,7 +352,7 @@ class PeerLink:
             await stream.send(self._hello)
             theirs = await heard_hello(stream)
             if theirs != replace(self._hello, peer_id=self._peer_id, to=self._links.own):
-                raise OutOfTurn(f"peer {theirs.peer_id} answers at {endpoint}")
+                raise OutOfTurn(f"expected it at {endpoint}, got peer {theirs.peer_id}")
         except BaseException:
             await channel.close()
             raise
@@ -401,10 +401,10 @@ class PeerLink:
 
     async def _serve(self, stream: LinkStream) -> None:
         self._newest = stream
-        self.break_off(Unavailable("a newer stream took over"))
-        async with self._one_at_a_time:
+        self.break_off(Unavailable("a newer stream replaced it"))
+        async with self._serve_lock:
             if self._newest is not stream:
-                raise Unavailable("a newer stream took over")
+                raise Unavailable("a newer stream replaced it")
             try:
                 await self._work(stream)
             except Unavailable:
@@ -425,7 +425,12 @@ class PeerLink:
         try:
             self._meter.began(self._now_s())
             self._apply(self._machine.up())
-            parts = self._write(stream), self._read(stream), self._patience(), self._look()
+            parts = (
+                self._write(stream),
+                self._read(stream),
+                self._close_unused(),
+                self._probe_quiet(),
+            )
             await until_one_ends(*parts, self._break)
         finally:
             self._break = None
@@ -452,7 +457,7 @@ class PeerLink:
         await self._ends[kind_of(message)].write(message, stream.send)
 
     async def _read(self, stream: LinkStream) -> None:
-        await self._expected()
+        await self._wait_expected()
         while (message := await stream.receive()) is not None:
             match message:
                 case LinkPing():
@@ -461,18 +466,18 @@ class PeerLink:
                     self._mark(self._meter.ponged(message, self._now_s()))
                 case _:
                     self._apply(self._machine.receive(message))
-            await self._expected()
+            await self._wait_expected()
 
     def _pinged(self, ping: LinkPing) -> None:
         if self._outgoing.has_pong:
-            raise OutOfTurn("the peer pinged again before the answer to its last ping")
+            raise OutOfTurn("the peer pinged again before the reply to its last ping")
         self._outgoing.mark(self._meter.pinged(ping, self._now_s()))
 
     def _mark(self, ping: LinkPing | None) -> None:
         if ping is not None:
             self._outgoing.mark(ping)
 
-    async def _look(self) -> None:
+    async def _probe_quiet(self) -> None:
         """Let the meter probe while no messages are exchanged."""
         while True:
             await asyncio.sleep(QUIET_S)
@@ -481,12 +486,12 @@ class PeerLink:
     def _now_s(self) -> float:
         return self._links.clock.now_s()
 
-    async def _expected(self) -> None:
+    async def _wait_expected(self) -> None:
         """Wait until this run expects messages of the peer; one may be as large as a frame."""
         if not self._links.names(self._peer_id, self._run_id):
             await self._used.wait()
 
-    async def _patience(self) -> None:
+    async def _close_unused(self) -> None:
         while True:
             await self._unused.wait()
             try:
@@ -498,7 +503,7 @@ class PeerLink:
     # ---- failures
 
     def _count_broken(self, error: SwarmError) -> None:
-        if isinstance(error, RunMismatch) and self._dials:
+        if isinstance(error, RunMismatch) and self._is_dialler:
             self._fail(Unavailable(f"peer {self._peer_id}: {error.message}"))
             return
         logger.warning("peer %s: %s", self._peer_id, error.message)
@@ -678,9 +683,9 @@ class Links:
         """
         hello = await heard_hello(stream)
         if hello.to != self.own:
-            raise OutOfTurn(f"peer {self.own} is here, not {hello.to}")
+            raise OutOfTurn(f"expected a hello to peer {self.own}, got one to {hello.to}")
         if not hello.peer_id < self.own:
-            raise OutOfTurn(f"peer {self.own} calls peer {hello.peer_id}, not the reverse")
+            raise OutOfTurn(f"peer {self.own} dials peer {hello.peer_id}, not the reverse")
         self.check_open()
         self._make_room(hello.peer_id, hello.run_id)
         await self.link_to(hello.peer_id, hello.run_id).answer(stream)

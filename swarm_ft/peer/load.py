@@ -39,13 +39,13 @@ class LoadMeter:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._means = (math.nan,) * 4
-        self._told = Machine()
-        self._told_s = -math.inf
-        self._before = _Sample.taken()
+        self._reported = Machine()
+        self._reported_s = -math.inf
+        self._before = _Sample.take()
 
     def sample(self) -> None:
         """Add a sample of the present load."""
-        before, now = self._before, _Sample.taken()
+        before, now = self._before, _Sample.take()
         self._before, passed_s = now, max(1e-3, now.at_s - before.at_s)
         weight = 1 - math.exp(-passed_s / MEMORY_S)
         busy_s = now.busy_s - before.busy_s
@@ -57,21 +57,26 @@ class LoadMeter:
             max(0.0, now.waited_s - before.waited_s) / passed_s,
         )
         demand, busy, uses, waits = (
-            _mixed(known, value / self._threads, weight)
+            _average(known, value / self._threads, weight)
             for known, value in zip(self._means, values, strict=True)
         )
         self._means = demand, busy, uses, waits
 
     def news(self, machine: Machine) -> Machine | None:
         """Return the machine with its load, if the load changed enough for a report; else None."""
-        told = self._told.demand, self._told.busy, self._told.uses, self._told.waits
-        apart = max(abs(new - old) for new, old in zip(self._means, told, strict=True))
-        if not apart >= NEWS or time.monotonic() - self._told_s < TELL_S:
+        reported = (
+            self._reported.demand,
+            self._reported.busy,
+            self._reported.uses,
+            self._reported.waits,
+        )
+        apart = max(abs(new - old) for new, old in zip(self._means, reported, strict=True))
+        if not apart >= NEWS or time.monotonic() - self._reported_s < TELL_S:
             return None
         demand, busy, uses, waits = self._means
-        self._told = replace(machine, demand=demand, busy=busy, uses=uses, waits=waits)
-        self._told_s = time.monotonic()
-        return self._told
+        self._reported = replace(machine, demand=demand, busy=busy, uses=uses, waits=waits)
+        self._reported_s = time.monotonic()
+        return self._reported
 
 
 class _Sample(NamedTuple):
@@ -94,13 +99,13 @@ class _Sample(NamedTuple):
     waited_s: float
 
     @classmethod
-    def taken(cls) -> _Sample:
+    def take(cls) -> _Sample:
         niced_s, busy_s = _worked_s()
         own_s = time.process_time()
         return cls(time.monotonic(), _runnable(), busy_s, niced_s, own_s, _waited_s())
 
 
-def _mixed(known: float, new: float, weight: float) -> float:
+def _average(known: float, new: float, weight: float) -> float:
     return new if math.isnan(known) else known + weight * (new - known)
 
 

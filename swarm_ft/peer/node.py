@@ -203,11 +203,11 @@ class PeerNode:
         self._attempts: dict[RunId, Attempt] = {}
         """Attempt of the newest assignment of each run that was not released."""
         self._opening: tuple[RunId, asyncio.Task[StageState]] | None = None
-        self._kept_runs: frozenset[RunId] = frozenset()
+        self._stored_runs: frozenset[RunId] = frozenset()
         self._leaving = asyncio.Event()
         self._released = asyncio.Event()
         self._leave_by_s = math.inf
-        self._asked_again = asyncio.Event()
+        self._leave_requested = asyncio.Event()
         self._rng = rng = rng or Random()
         self._machine = options.machine
         self._clock = clock
@@ -225,14 +225,14 @@ class PeerNode:
             rng=rng,
             hello=self._hello,
             alive=self._alive,
-            obey=self._obey,
-            obey_at_once=self._obey_at_once,
-            beside=self._tell_machine,
+            obey=self._handle,
+            obey_at_once=self._handle_immediately,
+            beside=self._report_machine,
         )
         self.presence = Presence(self._link.say, on_leave)
         self._directory, self._transport = directory, transport
         self._offers: dict[ShardName, OfferedShard] = {}
-        self._kept = KeptShards(
+        self._keeper = KeptShards(
             options.peer_id,
             options.keeping,
             downloader=Downloader(directory, transport),
@@ -241,7 +241,7 @@ class PeerNode:
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """Return the calls that a peer serves, for `Transport.serve`."""
-        offers = ChainMap(self._offers, self._kept.offers)
+        offers = ChainMap(self._offers, self._keeper.offers)
         return {
             LINK: self._links.answer,
             GENERATE: self._generate,
@@ -272,21 +272,21 @@ class PeerNode:
             reason: Reason of the leave, for people.
         """
         self._leave_by_s = min(self._leave_by_s, self._clock.now_s() + timeout_s)
-        self.presence.would(self._would_leave(reason))
+        self.presence.would(self._leave_request(reason))
         self._leaving.set()
-        self._asked_again.set()
+        self._leave_requested.set()
 
     def pause(self, reason: str) -> None:
         """Request to pause as soon as that loses nothing; the peer stays in the swarm."""
         if not self._leaving.is_set():
-            self.presence.would(replace(self._would_leave(reason), stays=True))
+            self.presence.would(replace(self._leave_request(reason), stays=True))
 
     def resume(self) -> None:
         """Work again after a pause; no effect if this peer is leaving."""
         if not self._leaving.is_set():
             self.presence.would(None)
 
-    def _would_leave(self, reason: str) -> PeerLeaving:
+    def _leave_request(self, reason: str) -> PeerLeaving:
         up_bytes_per_s = self._machine.up_bytes_per_s if self._machine is not None else 0.0
         return PeerLeaving(reason=reason, up_bytes_per_s=up_bytes_per_s)
 
@@ -335,8 +335,10 @@ class PeerNode:
         self._endpoint = endpoint
         try:
             await self._tidy()
-            await asyncio.to_thread(self._kept.find, time.time())
-            await until_one_ends(self._link.stay_joined(), self._left(), self._stay_tidy())
+            await asyncio.to_thread(self._keeper.find, time.time())
+            await until_one_ends(
+                self._link.stay_joined(), self._leave_when_released(), self._stay_tidy()
+            )
         finally:
             await self._close()
             await self._links.close()
@@ -351,7 +353,7 @@ class PeerNode:
         place = self._options.buffers
         if place.directory is not None:
             await asyncio.to_thread(place.delete_old, time.time())
-            self._kept_runs = await asyncio.to_thread(place.runs)
+            self._stored_runs = await asyncio.to_thread(place.runs)
 
     async def _stay_tidy(self) -> None:
         while True:
@@ -360,35 +362,37 @@ class PeerNode:
                 await self._tidy()
 
     async def _close(self) -> None:
-        await self._kept.close()
+        await self._keeper.close()
         for host in self._hosts.values():
             await host.close()
         if self._opening is not None:
             await asyncio.to_thread((await self._opening[1]).store.close)
 
-    async def _left(self) -> None:
+    async def _leave_when_released(self) -> None:
         await self._leaving.wait()
-        await until_one_ends(self.presence.may_go(), self._hosts_nothing(), self._lost_patience())
+        await until_one_ends(
+            self.presence.may_go(), self._wait_until_released(), self._wait_for_deadline()
+        )
         await self.contribution()  # for the summary at the end
         await self._link.say_goodbye()
 
-    async def _lost_patience(self) -> None:
+    async def _wait_for_deadline(self) -> None:
         """Wait until the deadline of the newest request to leave has passed."""
         while (left_s := self._leave_by_s - self._clock.now_s()) > 0:
-            self._asked_again.clear()
+            self._leave_requested.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, MAX_LEAVE_S)):
-                    await self._asked_again.wait()
+                    await self._leave_requested.wait()
         logger.warning("the handover took too long; leaving without it")
 
-    async def _hosts_nothing(self) -> None:
+    async def _wait_until_released(self) -> None:
         while self._hosts:
             self._released.clear()  # it may be set since an earlier run
             await self._released.wait()
 
     # ---- the coordinator
 
-    async def _tell_machine(self, channel: Channel) -> None:
+    async def _report_machine(self, channel: Channel) -> None:
         """Report the machine, its link and its load.
 
         Forecasts made earlier lack the measurement.
@@ -404,9 +408,9 @@ class PeerNode:
                 down_bytes_per_s=min(measured.down_bytes_per_s, self._options.max_down_bytes_per_s),
             )
             self._link.say(self._machine)
-        await self._tell_load()
+        await self._report_load()
 
-    async def _tell_load(self) -> None:
+    async def _report_load(self) -> None:
         """Report the load of the machine while connected to the coordinator."""
         meter = LoadMeter(torch.get_num_threads())
         while self._machine is not None:
@@ -427,33 +431,35 @@ class PeerNode:
             layers=self._options.layers,
             memory_bytes=self._options.memory_bytes,
             held=tuple(stage for stage in held.values() if stage is not None),
-            kept_runs=tuple(sorted(self._kept_runs | unloaded))[:MAX_KEPT_RUNS],
+            kept_runs=tuple(sorted(self._stored_runs | unloaded))[:MAX_KEPT_RUNS],
             device=self._options.device,
             version=described_version(),
             leaving=self.presence.leaving,
             max_up_bytes_per_s=_or_none(self._options.max_up_bytes_per_s),
             max_down_bytes_per_s=_or_none(self._options.max_down_bytes_per_s),
-            keep_bytes=self._kept.lent_bytes,
-            kept_shards=self._kept.shards,
+            keep_bytes=self._keeper.lent_bytes,
+            kept_shards=self._keeper.shards,
             max_beside=self._options.max_beside,
             device_memory_bytes=self._options.device_memory_bytes,
             session=self._session,
         )
 
     def _alive(self) -> list[PeerAlive]:
-        told = [host.alive() for host in self._hosts.values()] or [PeerAlive()]
+        heartbeats = [host.alive() for host in self._hosts.values()] or [PeerAlive()]
         sent_bytes = self._sent_bytes()
-        return [replace(alive, links=self._links.speeds, sent_bytes=sent_bytes) for alive in told]
+        return [
+            replace(alive, links=self._links.speeds, sent_bytes=sent_bytes) for alive in heartbeats
+        ]
 
-    async def _obey(self, message: ToPeer) -> None:
+    async def _handle(self, message: ToPeer) -> None:
         """Handle a message; an error becomes a failure of its run."""
         if isinstance(message, Revoked | Renewed | ContributionReport):
-            return  # handled by `_obey_at_once`
+            return  # handled by `_handle_immediately`
         if isinstance(message, StayIdle | LeaveProgress | ClockReply):
-            self._hear(message)
+            self._handle_notice(message)
             return
         try:
-            await self._obey_for_run(message)
+            await self._handle_for_run(message)
         except Exception as error:  # noqa: BLE001 - it is reported, and logged if it is a bug
             await self._fail_run(message, error)
 
@@ -461,7 +467,7 @@ class PeerNode:
         """End the run's present attempt and report the error. The connection stays open."""
         if isinstance(message, KeepShard | GiveShard | DropShards):
             failure = failure_of(error, _run_of(message))
-            logger.warning("run %s: snapshots kept here: %s", _run_of(message), failure.message)
+            logger.warning("run %s: stored snapshots: %s", _run_of(message), failure.message)
             return
         run_id = message.run_id
         failure = failure_of(error, run_id)
@@ -471,7 +477,7 @@ class PeerNode:
         attempt = self._attempts.get(run_id, getattr(message, "attempt", NO_ATTEMPT))
         self._link.say(stage_failed(run_id, attempt, failure))
 
-    async def _obey_for_run(self, message: RunMessage) -> None:
+    async def _handle_for_run(self, message: RunMessage) -> None:
         match message:
             case Assign():
                 await self._assign(message)
@@ -500,13 +506,13 @@ class PeerNode:
     async def _keep(self, message: KeepShard | GiveShard | DropShards) -> None:
         match message:
             case KeepShard():
-                self._kept.keep(message)
+                self._keeper.keep(message)
             case GiveShard():
-                self._kept.give(message)
+                self._keeper.give(message)
             case DropShards():
-                await self._kept.drop(message)
+                await self._keeper.drop(message)
 
-    def _obey_at_once(self, message: ToPeer) -> bool:
+    def _handle_immediately(self, message: ToPeer) -> bool:
         """Handle notices that need not wait for earlier messages; return whether this is one."""
         match message:
             case Revoked(names=names):
@@ -520,7 +526,7 @@ class PeerNode:
                 return False
         return True
 
-    def _hear(self, message: StayIdle | LeaveProgress | ClockReply) -> None:
+    def _handle_notice(self, message: StayIdle | LeaveProgress | ClockReply) -> None:
         match message:
             case LeaveProgress():
                 self.presence.heard(message)
@@ -534,9 +540,9 @@ class PeerNode:
         self._attempts[assign.run_id] = assign.attempt
         layers = assign.layers_of(self._options.peer_id)
         self._links.name(assign.run_id, {stage.peer_id for stage in assign.assignments})
-        here, there = assign.spec.digest(), assign.spec_digest
+        own_digest, their_digest = assign.spec.digest(), assign.spec_digest
         try:
-            check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")
+            check_spec_digest(f"run {assign.run_id}", own_digest, their_digest, "the coordinator")
             self._check_keys(assign, layers)
         except RunMismatch as error:
             self._link.say(stage_failed(assign.run_id, assign.attempt, error))
@@ -553,7 +559,7 @@ class PeerNode:
         Without room the oldest run is released, which the coordinator allows.
         """
         while len(self._hosts) > self._options.max_beside:
-            await self._let_go(next(iter(self._hosts)))
+            await self._release_host(next(iter(self._hosts)))
         state = await self._new_stage(assign)
         self._opening = None
         host = self._hosts[assign.run_id] = StageHost(
@@ -563,11 +569,11 @@ class PeerNode:
             state=state,
             shard_dir=self._options.shard_dir,
             snapshots=self._snapshots,
-            kept=self._kept,
+            kept=self._keeper,
         )
         return host
 
-    async def _let_go(self, run_id: RunId) -> None:
+    async def _release_host(self, run_id: RunId) -> None:
         self._links.name(run_id, ())
         try:
             await self._hosts[run_id].release()
@@ -581,8 +587,8 @@ class PeerNode:
         keys = (assign.storage_key, assign.stage_keys.get(layers, b""))
         if self._options.encrypts and any(len(key) != STORAGE_KEY_BYTES for key in keys):
             raise RunMismatch(
-                f"run {assign.run_id}: the coordinator has no key for it, and this peer encrypts "
-                "what it writes down"
+                f"run {assign.run_id}: this peer encrypts its files; expected a key from the "
+                "coordinator, got none"
             )
 
     async def _new_stage(self, assign: Assign) -> StageState:
@@ -620,19 +626,19 @@ class PeerNode:
             say=self._link.say,
             timeline=Timeline(self._clock, self._link.say),
             memory_bytes=self._options.memory_bytes,
-            beside_bytes=partial(self._beside_bytes, run_id),
-            room_made=partial(self._room_made, run_id),
+            beside_bytes=partial(self._reserved_bytes, run_id),
+            room_made=partial(self._wait_for_room, run_id),
             offers=self._offers,
         )
 
-    def _beside_bytes(self, run_id: RunId) -> int:
+    def _reserved_bytes(self, run_id: RunId) -> int:
         """Return the memory of other runs' stages, with an equal share of the rest for each."""
         held = [host.state_bytes for host in self._hosts.values()]
         others = sum(host.state_bytes for run, host in self._hosts.items() if run != run_id)
         rest = max(0, self._options.memory_bytes - sum(held))
         return others + rest * (len(held) - 1) // len(held) if held else 0
 
-    async def _room_made(self, run_id: RunId) -> None:
+    async def _wait_for_room(self, run_id: RunId) -> None:
         """Wait until other runs' steps have freed memory; they begin their next steps with less.
 
         The wait is bounded: a step that waits for an absent peer may take for ever, and holds
@@ -648,7 +654,7 @@ class PeerNode:
         self._attempts.pop(run_id, None)
         if run_id in self._hosts:
             logger.info("run %s: released, %s", run_id, release.reason)
-            await self._let_go(run_id)
+            await self._release_host(run_id)
             self._released.set()
             if release.is_over:
                 await self._forget_snapshots(run_id)
@@ -656,9 +662,9 @@ class PeerNode:
             await (await self._opening[1]).release()
             self._opening = None
         if release.is_over:
-            await self._kept.forget(run_id)
-        if run_id in self._kept_runs:
-            self._kept_runs -= {run_id}
+            await self._keeper.forget(run_id)
+        if run_id in self._stored_runs:
+            self._stored_runs -= {run_id}
             await asyncio.to_thread(self._options.buffers.delete, run_id)
 
     async def _forget_snapshots(self, run_id: RunId) -> None:

@@ -48,7 +48,7 @@ class Presence:
         self.leaving: PeerLeaving | None = None
         self.is_paused = False
         self.progress: LeaveProgress | None = None
-        self._say = say
+        self._send = say
         self._on_progress = on_progress
         self._may_go = asyncio.Event()
 
@@ -58,7 +58,7 @@ class Presence:
             return
         self.leaving, self.is_paused, self.progress = leaving, False, None
         self._may_go.clear()
-        self._say(PeerWorks() if leaving is None else leaving)
+        self._send(PeerWorks() if leaving is None else leaving)
 
     def heard(self, progress: LeaveProgress) -> None:
         """Handle a progress report, possibly one for an older request."""

@@ -90,11 +90,11 @@ class StepProgress:
             OutOfTurn: Other microbatches are finished.
         """
         planned = {batch.index: batch.samples for batch in done}
-        here = self.done | {index: one.samples for index, one in self.evaluated.items()}
-        if planned != here:
+        done_here = self.done | {index: one.samples for index, one in self.evaluated.items()}
+        if planned != done_here:
             raise OutOfTurn(
-                f"step {self.step}: by the plan, microbatches {sorted(planned)} are done here, but "
-                f"it is {sorted(here)}"
+                f"step {self.step}: expected the plan to count microbatches {sorted(done_here)} as "
+                f"done here, got {sorted(planned)}"
             )
 
     def eval_sums(self, train: TrainSpec) -> tuple[EvalSum, ...]:
@@ -138,7 +138,7 @@ class StepProgress:
         """
         found = self._sent.get((key.direction, key.sample))
         if found is None:
-            raise OutOfTurn(f"frame {key}: nothing of it is kept")
+            raise OutOfTurn(f"frame {key}: nothing of it is stored here")
         return found
 
     def count(self, traffic: Iterable[Traffic]) -> tuple[Traffic, ...]:
@@ -222,7 +222,7 @@ class StageStep:
         # The queue is bounded by the step's plan: other frames, and repeated ones, are refused
         # before.
         self._arrivals: asyncio.Queue[tuple[FrameKey, Tensor | None]] = asyncio.Queue()
-        self._taken: set[FrameKey] = set()
+        self._consumed: set[FrameKey] = set()
         self._samples: dict[FrameKey, Tensor] = {}
         self._inputs: dict[MicrobatchIndex, Tensor] = {}
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
@@ -237,7 +237,7 @@ class StageStep:
         self._unread = deque(entering)
         self._rows = {batch.index: _rows_of(plan, batch, routes.learned) for batch in batches}
         self.parts_begun = 0
-        self._num_unturned = sum(index not in routes.held_out for index in routes.batches)
+        self._num_before_backward = sum(index not in routes.held_out for index in routes.batches)
         self._compute_s = self._evaluate_s = 0.0
         self._task_began_s: float | None = None
 
@@ -324,22 +324,24 @@ class StageStep:
                 await to_its_end(asyncio.create_task(self._compute(pending)))
                 while not self._arrivals.empty():
                     self._assemble(*self._arrivals.get_nowait())
-                await self._read_kept()
+                await self._read_ahead()
                 pending = self._schedule.computed(pending)
             if isinstance(pending, StepDone):
                 return
             pending = await self._wait()
 
-    async def _read_kept(self) -> Task | StepDone | None:
+    async def _read_ahead(self) -> Task | StepDone | None:
         """Read cached inputs, a few microbatches ahead of their computation."""
         pending = None
         while self._unread and len(self._entered & self._inputs.keys()) < READ_AHEAD:
             batch = self._unread.popleft()
-            self._inputs[batch.index] = _stacked([await self._kept(one) for one in batch.samples])
+            self._inputs[batch.index] = _stacked(
+                [await self._read_cached(one) for one in batch.samples]
+            )
             pending = self._schedule.input_ready(batch.index) or pending
         return pending
 
-    async def _kept(self, sample: SampleId) -> Tensor:
+    async def _read_cached(self, sample: SampleId) -> Tensor:
         value = None
         if self._routes.kept is not None:
             read, tokens = self._routes.kept.constant, self._lengths[sample]
@@ -363,7 +365,7 @@ class StageStep:
         return pending
 
     async def _first_inputs(self) -> Task | StepDone | None:
-        pending = await self._read_kept()
+        pending = await self._read_ahead()
         if self._engine.is_first:
             for index, rows in self._rows.items():
                 self._inputs[index] = rows.token_ids
@@ -378,8 +380,8 @@ class StageStep:
         batch = self._routes.batches[key.microbatch]
         keys = [self._key(batch, sample, key.direction) for sample in batch.samples]
         if value is None:
-            self._taken.add(key)
-            return self._schedule.output_taken(batch.index) if self._taken >= set(keys) else None
+            self._consumed.add(key)
+            return self._schedule.output_taken(batch.index) if self._consumed >= set(keys) else None
         self._samples[key] = value
         if any(k not in self._samples for k in keys):
             return None
@@ -404,7 +406,7 @@ class StageStep:
                 output = await run_in(self._context.compute, forward, index, x, lengths)
                 self._send(index, output, Direction.FORWARD)
                 if not self._engine.has_backward:
-                    self._num_unturned -= 1
+                    self._num_before_backward -= 1
                     self._loss_sums[index] = 0.0
                     await self._count(index)
             case TaskKind.BACKWARD:
@@ -413,14 +415,14 @@ class StageStep:
                 failpoints.reached_meanwhile("mid-backward")
                 backward = timed(SpanKind.BACKWARD, self._engine.backward, index)
                 result = await run_in(self._context.compute, backward, index, gradient)
-                self._has_had_backward(index, 0.0, result)
+                self._finish_backward(index, 0.0, result)
             case TaskKind.FORWARD_BACKWARD:
                 failpoints.reached("before-forward")
                 x, labels = self._inputs.pop(index), self._rows[index].labels
                 failpoints.reached_meanwhile("mid-backward")
                 both = timed(SpanKind.FORWARD_BACKWARD, self._engine.forward_backward, index)
                 last = await run_in(self._context.compute, both, index, x, labels, lengths)
-                self._has_had_backward(index, last.loss_sum, last.input_gradient)
+                self._finish_backward(index, last.loss_sum, last.input_gradient)
             case TaskKind.WEIGHTS:
                 failpoints.reached_meanwhile("mid-weights")
                 await self._count(index)
@@ -464,10 +466,10 @@ class StageStep:
                 key = self._key(batch, sample, Direction.FORWARD)
                 self._routes.upstream[index].computed(key)
 
-    def _has_had_backward(
+    def _finish_backward(
         self, index: MicrobatchIndex, loss_sum: float, input_gradient: Tensor | None
     ) -> None:
-        self._num_unturned -= 1
+        self._num_before_backward -= 1
         self._loss_sums[index] = loss_sum
         if input_gradient is not None:
             self._send(index, input_gradient, Direction.BACKWARD)
@@ -478,7 +480,7 @@ class StageStep:
         compute = timed(SpanKind.WEIGHTS, self._engine.weight_gradients, index)
         # After the last backward all peers wait for these gradients, so that they are no longer
         # background work.
-        pool = self._context.filling if self._num_unturned > 0 else self._context.compute
+        pool = self._context.filling if self._num_before_backward > 0 else self._context.compute
         await run_in(pool, compute, index)
         self._progress.loss_sum += loss_sum
         if self._engine.is_last:
@@ -524,7 +526,7 @@ def _lengths_of(plan: PlanStep, samples: Sequence[SampleId]) -> list[int | tuple
 
 
 def _rows_of(plan: PlanStep, batch: Microbatch, learned: Learned) -> _Rows:
-    wanted = _lengths_of(plan, batch.samples)
+    expected_lengths = _lengths_of(plan, batch.samples)
     try:
         data = [plan.tokens[sample] for sample in batch.samples]
         rows = rows_in(data, len(data[0]) // BYTES_PER_TOKEN)
@@ -534,8 +536,8 @@ def _rows_of(plan: PlanStep, batch: Microbatch, learned: Learned) -> _Rows:
     refused, counts = learned.refusal(rows, CONTEXT), counts_of(rows)
     documents = counts.documents or ((),) * len(rows)
     found = [one or length for one, length in zip(documents, counts.lengths, strict=True)]
-    if refused is not None or found != wanted:
-        why = refused[1] if refused else f"lengths {wanted} of {found}"
+    if refused is not None or found != expected_lengths:
+        why = refused[1] if refused else f"lengths {expected_lengths} of {found}"
         raise MalformedMessage(f"plan of step {plan.step}, microbatch {batch.index}: {why}")
     samples = samples_in(rows)
     return _Rows(

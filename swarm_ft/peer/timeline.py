@@ -49,7 +49,7 @@ class Timeline:
     def __init__(self, clock: Clock, say: Callable[[FromPeer], None]) -> None:
         self.is_on = False
         self._clock = clock
-        self._say = say
+        self._send = say
         self._coordinator = RemoteClock()
         self._probes_left = 0
         self._plan: PlanStep | None = None
@@ -76,7 +76,7 @@ class Timeline:
         if self.is_on and self._plan is not None:
             batch = 0 if microbatch is None else microbatch + 1
             end_s = self._clock.now_s()
-            self._keep((kind, begin_s, end_s, self._plan.step, batch, 0, 0, 0, num_bytes))
+            self._store((kind, begin_s, end_s, self._plan.step, batch, 0, 0, 0, num_bytes))
 
     def add_frame(
         self, kind: SpanKind, key: FrameKey, begin_s: float, boundary: BlockIndex, num_bytes: int
@@ -84,7 +84,7 @@ class Timeline:
         """Record a span of one frame that ends now."""
         if self.is_on:
             name = (key.step, key.microbatch + 1, key.sample + 1, boundary, key.direction)
-            self._keep((kind, begin_s, self._clock.now_s(), *name, num_bytes))
+            self._store((kind, begin_s, self._clock.now_s(), *name, num_bytes))
 
     def timed(
         self, kind: SpanKind, function: Callable[P, R], microbatch: MicrobatchIndex | None = None
@@ -105,7 +105,7 @@ class Timeline:
         self.add(kind, begin_s, microbatch=microbatch)
         return result
 
-    def _keep(self, row: _Row) -> None:
+    def _store(self, row: _Row) -> None:
         if row[1] == _OFF_S:
             return
         if len(self._rows) < MAX_SPANS:
@@ -157,7 +157,7 @@ class Timeline:
                 spans=spans,
                 num_dropped=num_dropped,
             )
-            self._say(timeline)
+            self._send(timeline)
 
     # ---- the coordinator's clock
 
@@ -179,7 +179,7 @@ class Timeline:
         """Probe the clock, at both ends of a step, when few frames delay the reply."""
         self._probes_left = num_probes
         if self.is_on and num_probes > 0:
-            self._say(ClockProbe(_us(self._clock.now_s())))
+            self._send(ClockProbe(_us(self._clock.now_s())))
 
 
 def _columns(rows: Iterable[_Row]) -> tuple[int, Spans]:

@@ -88,7 +88,7 @@ class BasisKey(NamedTuple):
         raise BadFrame(f"basis {text[:40]!a}: expected a boundary and a kind")
 
 
-class _Seen(NamedTuple):
+class _FrameStats(NamedTuple):
     """Statistics of one sample's frame.
 
     Attributes:
@@ -130,8 +130,8 @@ class Bases:
         self._known: dict[BasisKey, Basis] = {}
         self._coming: dict[BasisKey, Basis] = {}
         self._uses: dict[BasisKey, _Uses] = {}
-        self._open: dict[BasisKey, dict[SampleId, _Seen]] = {}
-        self._to_learn: dict[BasisKey, list[_Seen]] = {}
+        self._open: dict[BasisKey, dict[SampleId, _FrameStats]] = {}
+        self._to_learn: dict[BasisKey, list[_FrameStats]] = {}
         self._gathered: dict[BasisKey, Tensor] = {}
         self._new: set[BasisKey] = set()
 
@@ -187,13 +187,13 @@ class Bases:
             step_size: Step size of the quantiser.
         """
         self.get(key)
-        rows = kept = None
+        rows = base_rows = None
         if self._is_due(key, x.shape[1]) or self._gathers(key):
             every = -(-len(x) // _MOST_ROWS)
-            rows, kept = x[::every], None if base is None else base[::every].to(x.device)
-            rows = _kept(rows if kept is None else rows - kept)
-            kept = None if kept is None else _kept(kept)
-        seen = _Seen(rows, kept, step_size, len(x))
+            rows, base_rows = x[::every], None if base is None else base[::every].to(x.device)
+            rows = _stored_rows(rows if base_rows is None else rows - base_rows)
+            base_rows = None if base_rows is None else _stored_rows(base_rows)
+        seen = _FrameStats(rows, base_rows, step_size, len(x))
         with self._lock:
             self._open.setdefault(key, {})[sample] = seen
 
@@ -303,7 +303,7 @@ class Bases:
             self._uses[key] = _Uses(steps + 1, tokens)
         self._open.clear()
 
-    def _rows_to_learn(self, key: BasisKey, step: list[_Seen]) -> list[_Seen]:
+    def _rows_to_learn(self, key: BasisKey, step: list[_FrameStats]) -> list[_FrameStats]:
         """Return the rows from which this step learns the next basis; empty if it learns none."""
         rows = [one.rows for one in step if one.rows is not None]
         if not key.kind.gathers:
@@ -341,7 +341,7 @@ class Bases:
                 self._new.add(key)
 
 
-def _kept(rows: Tensor) -> Tensor:
+def _stored_rows(rows: Tensor) -> Tensor:
     return rows.to("cpu", torch.bfloat16)
 
 
@@ -361,7 +361,7 @@ def boundary_of(name: str) -> BlockIndex:
     return _key_in(name).boundary
 
 
-def _learned_of(key: BasisKey, seen: list[_Seen]) -> Basis | None:
+def _learned_of(key: BasisKey, seen: list[_FrameStats]) -> Basis | None:
     rows = [one.rows.float() for one in seen if one.rows is not None]
     if key.kind is Kind.GRADIENT:
         return learned_codebook(rows)

@@ -195,18 +195,20 @@ class FrameCoder:
         if direction is Direction.FORWARD:
             kept = set(self._store.samples(self._boundary, End.SENT).tolist())
             kinds = sorted({Kind.CHANGE if one in kept else Kind.FIRST for one in samples})
-        return self._found(self._bases.new, kinds)
+        return self._bases_by(self._bases.new, kinds)
 
     def coming_bases(self, direction: Direction) -> list[Basis]:
         """Return the bases of the next step in this direction, computing them if necessary."""
-        return self._found(self._bases.coming, _KINDS[direction])
+        return self._bases_by(self._bases.coming, _KINDS[direction])
 
     def learned_bases(self, direction: Direction) -> list[Basis]:
         """Return the bases of the next step that are computed already."""
-        return self._found(self._bases.learned, _KINDS[direction])
+        return self._bases_by(self._bases.learned, _KINDS[direction])
 
-    def _found(self, ask: Callable[[BasisKey], Basis | None], kinds: Iterable[Kind]) -> list[Basis]:
-        found = (ask(BasisKey(self._boundary, kind)) for kind in kinds)
+    def _bases_by(
+        self, look_up: Callable[[BasisKey], Basis | None], kinds: Iterable[Kind]
+    ) -> list[Basis]:
+        found = (look_up(BasisKey(self._boundary, kind)) for kind in kinds)
         return [basis for basis in found if basis is not None]
 
     def read_basis(self, data: bytes) -> Basis:
@@ -370,9 +372,9 @@ class FrameCoder:
         return pack_buffer(value, self._bits)
 
     def _differs(self, frame: Frame) -> Refusal:
-        reason = f"sample {frame.key.sample}: the frame makes another buffer here than its digest"
+        reason = f"sample {frame.key.sample}: the decoded buffer does not match the frame's digest"
         if frame.kind is FrameKind.KEY:
-            raise BadFrame(f"{reason}, and it was a key frame")
+            raise BadFrame(f"{reason}, although it is a key frame")
         return Refusal(reason)
 
     def _stage(self, end: End, sample: SampleId, tokens: int, payload: bytes) -> bytes:

@@ -77,7 +77,7 @@ class Boundary:
         taken: Callable[[FrameKey], None] = lambda _key: None,
     ) -> None:
         self._taken = taken
-        self._untaken: set[FrameKey] = set()
+        self._unconsumed: set[FrameKey] = set()
         self.is_connected = asyncio.Event()
         self._hello = hello
         self._channel = channel
@@ -91,14 +91,14 @@ class Boundary:
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
         self._expected: Mapping[FrameKey, int] = {}
         self._unencoded: dict[FrameKey, Tensor] = {}
-        self._held: dict[FrameKey, Frame | None] = {}
+        self._delivered: dict[FrameKey, Frame | None] = {}
         self._changed = asyncio.Event()
         self._to_send: set[SampleId] = set()
-        self._num_unsaid = 0
-        self._lender = Lender()
-        self._borrower = Borrower(coder.most_basis_bytes)
+        self._num_unsent = 0
+        self._basis_sender = Lender()
+        self._basis_receiver = Borrower(coder.most_basis_bytes)
         is_above = sends is Direction.BACKWARD
-        self._takes_bases = is_above or coder.has_bases(Direction.BACKWARD)
+        self._receives_bases = is_above or coder.has_bases(Direction.BACKWARD)
         self._step = StepNumber(-1)
         self._traffic = Traffic(boundary=hello.boundary)
 
@@ -125,18 +125,18 @@ class Boundary:
             num_microbatches: Microbatches on which the step trains, at all replicas together.
         """
         self._step = step
-        self._borrower.begin_step()
+        self._basis_receiver.begin_step()
         self._coder.begin(train, num_microbatches)
         self._expected = expected
         self._unencoded.clear()
-        self._untaken.clear()
-        self._held.clear()
+        self._unconsumed.clear()
+        self._delivered.clear()
         self._apply(self._session.begin(step))
-        self._takes_bases |= self._coder.has_bases(Direction.BACKWARD)
+        self._receives_bases |= self._coder.has_bases(Direction.BACKWARD)
         # The samples that arrive are also the ones that are sent back, except held-out samples.
         samples = {key.sample for key in expected}
         self._to_send = {key.sample for key in expected if not self._coder.is_held_out(key)}
-        self._say_soon(partial(self._coder.new_bases, self._session.sends, samples))
+        self._send_bases_soon(partial(self._coder.new_bases, self._session.sends, samples))
 
     def send(self, key: FrameKey, x: Tensor | Frame) -> None:
         """Queue a sample's tensor, float32 [tokens, channels], to be encoded and sent.
@@ -153,11 +153,11 @@ class Boundary:
         if key.sample in self._to_send:
             self._to_send.remove(key.sample)
             if not self._to_send:
-                self._say_soon(partial(self._coder.coming_bases, self._session.sends))
+                self._send_bases_soon(partial(self._coder.coming_bases, self._session.sends))
 
-    def _say_soon(self, find: _FindBases) -> None:
+    def _send_bases_soon(self, find: _FindBases) -> None:
         if self._coder.has_bases(self._session.sends):
-            self._num_unsaid += 1
+            self._num_unsent += 1
             self._encode_jobs.put_nowait(find)
 
     def computed(self, key: FrameKey) -> None:
@@ -174,14 +174,14 @@ class Boundary:
         The receiver also has the buffer that resulted. This end lost its own copy with the
         unfinished microbatch; encoding the tensor again restores it.
         """
-        self._held[key] = None
+        self._delivered[key] = None
         self.send(key, x)
 
     def sent(self) -> Iterator[tuple[FrameKey, Tensor | Frame]]:
         """Yield the tensors given to `send` and `hold` in this step, as frames where encoded."""
         yield from self._unencoded.items()
         yield from ((frame.key, frame) for frame in self._session.sent)
-        yield from ((key, frame) for key, frame in self._held.items() if frame is not None)
+        yield from ((key, frame) for key, frame in self._delivered.items() if frame is not None)
 
     @property
     def peer_id(self) -> PeerId:
@@ -202,7 +202,7 @@ class Boundary:
 
         The bases for the next step have been sent by then.
         """
-        while self._unencoded or self._num_unsaid or not self._session.is_settled:
+        while self._unencoded or self._num_unsent or not self._session.is_settled:
             self._changed.clear()
             await self._changed.wait()
 
@@ -229,8 +229,8 @@ class Boundary:
         while True:
             job = await self._encode_jobs.get()
             if callable(job):
-                await self._say_bases(job)
-                self._num_unsaid -= 1
+                await self._send_bases(job)
+                self._num_unsent -= 1
                 self._changed.set()
                 continue
             key = job.key if isinstance(job, Frame) else job
@@ -244,10 +244,10 @@ class Boundary:
             if key.step == self._step:
                 self._unencoded.pop(key, None)
                 if self._coder.is_held_out(key):
-                    self._untaken.add(key)
+                    self._unconsumed.add(key)
                 self._encoded(frame)
 
-    async def _say_bases(self, find: _FindBases) -> None:
+    async def _send_bases(self, find: _FindBases) -> None:
         """Send bases while links are idle, so that no frame has to wait for its basis.
 
         The rest of the next step's bases follows the last frame of this step, since stages are idle
@@ -255,26 +255,26 @@ class Boundary:
         first frame: otherwise the boundaries would wait for them one after the other.
         """
         for basis in await run_in(self._pool, find):
-            self._say_parts(self._lender.whole(basis))
+            self._send_parts(self._basis_sender.whole(basis))
 
     def _encoded(self, frame: Frame) -> None:
-        if frame.key in self._held:
-            self._held[frame.key] = frame
+        if frame.key in self._delivered:
+            self._delivered[frame.key] = frame
             self._changed.set()
             return
         self._apply(self._session.send(frame))
         for basis in self._coder.learned_bases(self._session.sends):
-            self._lender.begin(basis)
-        self._say_parts(self._lender.part(len(frame.tensor.payload)))
+            self._basis_sender.begin(basis)
+        self._send_parts(self._basis_sender.part(len(frame.tensor.payload)))
 
-    def _say_parts(self, parts: Iterator[SharedBasis]) -> None:
+    def _send_parts(self, parts: Iterator[SharedBasis]) -> None:
         for part in parts:
             self._channel.say(part)
 
     async def _decode(self) -> None:
         while True:
             frame = await self._decode_jobs.get()
-            basis = self._borrower.get(basis_needed(frame))
+            basis = self._basis_receiver.get(basis_needed(frame))
             try:
                 value = await run_in(self._pool, self._timed_decode, frame, basis)
             except BadFrame as error:
@@ -307,7 +307,7 @@ class Boundary:
         for effect in effects:
             match effect:
                 case Transmit(message):
-                    self._say_basis(message)
+                    self._send_basis_of(message)
                     self._channel.say(message)
                 case Deliver(frame) if frame.tensor.tokens == self._expected.get(frame.key):
                     self._decode_jobs.put_nowait(frame)
@@ -320,17 +320,17 @@ class Boundary:
                     logger.warning("boundary %d: key frame for %s", self._hello.boundary, reason)
                     self._encode_jobs.put_nowait(frame)
         self._changed.set()
-        for key in [key for key in self._untaken if self._session.is_acknowledged(key)]:
-            self._untaken.discard(key)
+        for key in [key for key in self._unconsumed if self._session.is_acknowledged(key)]:
+            self._unconsumed.discard(key)
             self._session.forget(key)
             self._taken(key)
 
-    def _say_basis(self, message: FromNeighbour) -> None:
+    def _send_basis_of(self, message: FromNeighbour) -> None:
         """Send the basis of a frame before the frame, once for each connection."""
         if not isinstance(message, Frame) or not (name := basis_needed(message)):
             return
-        if not self._lender.has_said(name) and (basis := self._coder.basis_of(message)):
-            self._say_parts(self._lender.whole(basis))
+        if not self._basis_sender.has_said(name) and (basis := self._coder.basis_of(message)):
+            self._send_parts(self._basis_sender.whole(basis))
 
     def _not_planned(self, frame: Frame) -> BadFrame:
         expected, tokens = self._expected.get(frame.key), frame.tensor.tokens
@@ -349,8 +349,8 @@ class Boundary:
         check_spec_digest(f"run {ours.run_id}", ours.spec_digest, hello.spec_digest, whose)
         logger.debug("boundary %d: connected to %s", ours.boundary, hello.peer_id)
         self.is_connected.set()
-        self._lender.reconnected()
-        self._borrower.reconnected()
+        self._basis_sender.reconnected()
+        self._basis_receiver.reconnected()
         self._apply(self._session.connected(hello))
 
     def disconnected(self) -> None:
@@ -362,21 +362,21 @@ class Boundary:
         """Check and handle a message of the other end; see `ChannelEnd`."""
         begin_s = self._timeline.now_s()
         if isinstance(message, SharedBasis):
-            self._lend(message)
+            self._receive_basis(message)
             return
         if isinstance(message, Frame):
             # The check comes before the session stores the frame, and so bounds its memory.
             self._coder.check(message, is_early=message.key.step > self._step)
-            self._borrower.named(basis_needed(message))
+            self._basis_receiver.named(basis_needed(message))
         self._apply(self._session.receive(message))
         if isinstance(message, Frame):
             self._add_span(SpanKind.RECEIVE, message, begin_s)
 
-    def _lend(self, shared: SharedBasis) -> None:
-        if not self._takes_bases:
-            raise OutOfTurn(f"boundary {self._hello.boundary}: a basis that no frame here needs")
-        if (data := self._borrower.receive(shared)) is not None:
-            self._borrower.keep(self._coder.read_basis(data))
+    def _receive_basis(self, shared: SharedBasis) -> None:
+        if not self._receives_bases:
+            raise OutOfTurn(f"boundary {self._hello.boundary}: expected no basis, got one")
+        if (data := self._basis_receiver.receive(shared)) is not None:
+            self._basis_receiver.keep(self._coder.read_basis(data))
 
     async def write(self, message: FromNeighbour, send: Send) -> None:
         """Send a message and count its bytes; see `ChannelEnd`."""

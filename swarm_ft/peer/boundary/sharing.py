@@ -38,25 +38,25 @@ class Lender:
     """Bases that this end has sent over the present connection."""
 
     def __init__(self) -> None:
-        self._said: dict[bytes, None] = {}
-        self._begun = b""
+        self._sent: dict[bytes, None] = {}
+        self._current_name = b""
         self._rest = b""
 
     def reconnected(self) -> None:
         """Begin anew: the other end has lost all bases."""
-        self._said.clear()
-        self._begun = self._rest = b""
+        self._sent.clear()
+        self._current_name = self._rest = b""
 
     def has_said(self, name: bytes) -> bool:
         """Whether the other end has a basis, which it then keeps longer."""
-        if name in self._said:
-            _used_last(self._said, name, None)
-        return name in self._said
+        if name in self._sent:
+            _touch(self._sent, name, None)
+        return name in self._sent
 
     def begin(self, basis: Basis) -> None:
         """Begin to send a basis in parts, unless it was sent or another one is in progress."""
-        if not self._rest and basis.name not in self._said:
-            self._begun, self._rest = basis.name, basis.data
+        if not self._rest and basis.name not in self._sent:
+            self._current_name, self._rest = basis.name, basis.data
 
     def part(self, frame_bytes: int) -> Iterator[SharedBasis]:
         """Yield the next part of the basis in progress, if any, after a frame of this size."""
@@ -66,18 +66,18 @@ class Lender:
 
     def whole(self, basis: Basis) -> Iterator[SharedBasis]:
         """Yield all missing parts of a basis, after the rest of the one in progress."""
-        yield from self._all_of_the_rest()
+        yield from self._remaining_parts()
         self.begin(basis)
-        yield from self._all_of_the_rest()
+        yield from self._remaining_parts()
 
-    def _all_of_the_rest(self) -> Iterator[SharedBasis]:
+    def _remaining_parts(self) -> Iterator[SharedBasis]:
         while self._rest:
             yield self._cut(MOST_PART_BYTES)
 
     def _cut(self, size: int) -> SharedBasis:
         part, self._rest = self._rest[:size], self._rest[size:]
         if not self._rest:
-            _used_last(self._said, self._begun, None)
+            _touch(self._sent, self._current_name, None)
         return SharedBasis(part, len(self._rest))
 
 
@@ -90,28 +90,28 @@ class Borrower:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._lent: dict[bytes, Basis] = {}
-        self._num_lent = 0
+        self._received: dict[bytes, Basis] = {}
+        self._num_received = 0
         self._parts: list[bytes] = []
         self._missing_bytes = 0
 
     def begin_step(self) -> None:
         """Start a step, in which the full number of bases may arrive again."""
-        self._num_lent = 0
+        self._num_received = 0
 
     def reconnected(self) -> None:
         """Begin anew: the transfer in progress starts again."""
-        self._num_lent = 0
+        self._num_received = 0
         self._parts.clear()
 
     def get(self, name: bytes) -> Basis | None:
         """Return the basis of this name, if it has arrived and is still stored."""
-        return self._lent.get(name)
+        return self._received.get(name)
 
     def named(self, name: bytes) -> None:
         """Register that a frame used a basis."""
-        if name in self._lent:
-            _used_last(self._lent, name, self._lent[name])
+        if name in self._received:
+            _touch(self._received, name, self._received[name])
 
     def receive(self, part: SharedBasis) -> bytes | None:
         """Handle a part; return the bytes of the basis if it is complete.
@@ -123,7 +123,9 @@ class Borrower:
         """
         num_bytes = len(part.basis)
         if not num_bytes or (part.rest_bytes and num_bytes < LEAST_PART_BYTES):
-            raise BadFrame(f"basis: a part of {num_bytes} bytes")
+            raise BadFrame(
+                f"basis: expected a part of {LEAST_PART_BYTES} bytes or more, got {num_bytes}"
+            )
         all_bytes = num_bytes + part.rest_bytes
         if all_bytes > self._most_bytes:
             raise BadFrame(f"basis: expected at most {self._most_bytes} bytes, got {all_bytes}")
@@ -131,9 +133,11 @@ class Borrower:
             missing = f"{self._missing_bytes} bytes more"
             raise BadFrame(f"basis: expected {missing}, got {num_bytes} and {part.rest_bytes}")
         if not self._parts:
-            self._num_lent += 1
-        if self._num_lent > MOST_BASES:
-            raise OutOfTurn(f"{self._num_lent} bases in a step, which needs {MOST_BASES} at most")
+            self._num_received += 1
+        if self._num_received > MOST_BASES:
+            raise OutOfTurn(
+                f"expected at most {MOST_BASES} bases in a step, got {self._num_received}"
+            )
         self._parts.append(part.basis)
         self._missing_bytes = part.rest_bytes
         if part.rest_bytes:
@@ -144,10 +148,10 @@ class Borrower:
 
     def keep(self, basis: Basis) -> None:
         """Store a basis."""
-        _used_last(self._lent, basis.name, basis)
+        _touch(self._received, basis.name, basis)
 
 
-def _used_last(bases: dict[bytes, T], name: bytes, basis: T) -> None:
+def _touch(bases: dict[bytes, T], name: bytes, basis: T) -> None:
     """Move a basis to the end of the dict, and drop the first ones above the limit."""
     bases.pop(name, None)
     bases[name] = basis

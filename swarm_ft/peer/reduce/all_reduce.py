@@ -96,7 +96,7 @@ class GradientReducer:
         )
         self._channels = {members.index(peer): channel for peer, channel in channels.items()}
         self._connected: set[int] = set()
-        self._told_values = {self._own: hello.num_values}
+        self._known_values = {self._own: hello.num_values}
         self._division = Division(1, len(members))
         self._coder: _Coder | None = None
         # The windows of the all-reduce bound the queue.
@@ -107,7 +107,7 @@ class GradientReducer:
         self._changed = asyncio.Event()
         self._failure: NonFinite | None = None
         self._traffic = GradientTraffic()
-        self._note_connections()
+        self._update_connected()
 
     # ---- a step
 
@@ -149,9 +149,9 @@ class GradientReducer:
         Raises:
             OutOfTurn: The step is not a later one, or no member knows the length of the gradient.
         """
-        num_values = max(self._told_values.values())
+        num_values = max(self._known_values.values())
         if not num_values:
-            raise OutOfTurn(f"all-reduce of step {step}: nobody here has weights")
+            raise OutOfTurn(f"all-reduce of step {step}: no connected member has weights")
         self._divide(num_values, listeners)
         keeper = SumKeeper(self._codec)
         await self._run_step(step, keeper)
@@ -249,9 +249,9 @@ class GradientReducer:
             OutOfTurn: The member hosts another stage.
         """
         self._check(hello)
-        self._told_values[member] = hello.num_values
+        self._known_values[member] = hello.num_values
         self._connected.add(member)
-        self._note_connections()
+        self._update_connected()
         self._apply(self._machine.connected(member))
 
     def _check(self, hello: ReduceHello) -> None:
@@ -270,7 +270,7 @@ class GradientReducer:
         """Disconnect a member."""
         self._machine.disconnected(member)
         self._connected.discard(member)
-        self._note_connections()
+        self._update_connected()
 
     def receive(self, member: int, message: PieceMessage) -> None:
         """Handle a member's message.
@@ -305,7 +305,7 @@ class GradientReducer:
         lacked = self._machine.lacks if self._coder is not None else ()
         return tuple(self._members[member] for member in lacked)
 
-    def _note_connections(self) -> None:
+    def _update_connected(self) -> None:
         if len(self._connected) == len(self._channels):
             self.is_connected.set()
         else:

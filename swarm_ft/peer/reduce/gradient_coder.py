@@ -29,7 +29,7 @@ from swarm_ft.protocol.messages.reduction import (
 
 
 @dataclass(frozen=True, slots=True)
-class _Owed:
+class _ResidualRange:
     """Residuals of the values start..start+n-1 of a gradient."""
 
     start: int
@@ -39,28 +39,28 @@ class _Owed:
         """Return a view of a range, which lies inside."""
         return self.values[start - self.start : stop - self.start]
 
-    def moved(self, start: int, stop: int) -> _Owed:
+    def for_range(self, start: int, stop: int) -> _ResidualRange:
         """Return the residuals of another range: copies where they overlap, zeros elsewhere."""
         if (start, stop) == (self.start, self.start + len(self.values)):
             return self
-        other = _Owed(start, torch.zeros(stop - start))
+        other = _ResidualRange(start, torch.zeros(stop - start))
         low, high = max(start, self.start), min(stop, self.start + len(self.values))
         if low < high:
             other.part(low, high).copy_(self.part(low, high))
         return other
 
 
-_NOTHING = _Owed(0, torch.zeros(0))
+_NOTHING = _ResidualRange(0, torch.zeros(0))
 
 
 class StepResiduals:
     """Residuals before and after one step. Threads may write to different parts."""
 
-    def __init__(self, worker: Tensor | None, server: _Owed, num_values: int) -> None:
+    def __init__(self, worker: Tensor | None, server: _ResidualRange, num_values: int) -> None:
         self._worker = worker
         self._server = server
         self.new_worker = torch.empty(num_values)
-        self.new_server = _Owed(server.start, torch.empty_like(server.values))
+        self.new_server = _ResidualRange(server.start, torch.empty_like(server.values))
 
     def worker(self, start: int, stop: int) -> Tensor | None:
         """Return the residual of a range of the own gradient, float32 [n]; None for zeros."""
@@ -96,7 +96,7 @@ class Residuals:
         worker = self._worker
         if worker is not None and len(worker) != num_values:
             worker = None
-        self._open = StepResiduals(worker, self._server.moved(*shard), num_values)
+        self._open = StepResiduals(worker, self._server.for_range(*shard), num_values)
         return self._open
 
     def commit(self) -> None:
@@ -135,7 +135,7 @@ class Residuals:
         self._open = None
 
 
-def _checked(tensors: dict[str, Tensor]) -> tuple[Tensor, _Owed]:
+def _checked(tensors: dict[str, Tensor]) -> tuple[Tensor, _ResidualRange]:
     if tensors.keys() != {"worker", "server", "server_start"}:
         raise MalformedMessage(
             f"residuals: expected worker, server and server_start, got {sorted(tensors)}"
@@ -155,7 +155,7 @@ def _checked(tensors: dict[str, Tensor]) -> tuple[Tensor, _Owed]:
             f"residuals: expected a shard of {len(worker)} values, "
             f"got {len(server)} from {int(start)} on"
         )
-    return worker, _Owed(int(start), server)
+    return worker, _ResidualRange(int(start), server)
 
 
 MAX_GRADIENT = 1e30
@@ -241,8 +241,8 @@ class GradientCoder:
             raise NonFinite(
                 f"step {self._step}: a gradient is larger than {MAX_GRADIENT:g}, inf or NaN"
             )
-        owed = None if self._residuals is None else self._residuals.worker(*where)
-        piece = self._codec.encode(values, owed)
+        residual = None if self._residuals is None else self._residuals.worker(*where)
+        piece = self._codec.encode(values, residual)
         if self._residuals is not None and piece.residual is not None:
             self._residuals.set_worker(*where, piece.residual)
         return piece.tensor
@@ -257,8 +257,8 @@ class GradientCoder:
                 total += _decoded(self._codec, span, share, _MAX_SHARE)
             except BadFrame as error:
                 return BadPiece(member, error)
-        owed = None if self._residuals is None else self._residuals.server(*where)
-        piece = self._codec.encode(total, owed)
+        residual = None if self._residuals is None else self._residuals.server(*where)
+        piece = self._codec.encode(total, residual)
         if self._residuals is not None and piece.residual is not None:
             self._residuals.set_server(*where, piece.residual)
         self.result[slice(*where)] = piece.values
@@ -277,12 +277,12 @@ class SumKeeper:
 
     def __init__(self, codec: PieceCodec) -> None:
         self._codec = codec
-        self._kept: dict[int, tuple[int, EncodedTensor]] = {}
+        self._pieces: dict[int, tuple[int, EncodedTensor]] = {}
 
     @property
     def result(self) -> EncodedSum:
         """The sum; complete once every piece was taken in."""
-        return EncodedSum(tuple(self._kept[index] for index in sorted(self._kept)))
+        return EncodedSum(tuple(self._pieces[index] for index in sorted(self._pieces)))
 
     def work(self, task: PieceTask) -> BadPiece | None:
         """Take in a sum; a listener gets no other task.
@@ -297,7 +297,7 @@ class SumKeeper:
             _decoded(self._codec, span, tensor, _MAX_SUM)
         except BadFrame as error:
             return BadPiece(span.owner, error)
-        self._kept[span.index] = span.num_values, tensor
+        self._pieces[span.index] = span.num_values, tensor
         return None
 
 

@@ -78,7 +78,7 @@ class StateExchange:
         folder: Path,
         spec_digest: bytes,
         snapshots: SnapshotStore | None,
-        kept: KeptShards | None = None,
+        keeper: KeptShards | None = None,
     ) -> None:
         self.catching_up: CatchingUp | None = None
         self._context = context
@@ -86,11 +86,11 @@ class StateExchange:
         self._folder = folder
         self._spec_digest = spec_digest
         self._snapshots = snapshots
-        self._kept = kept
+        self._keeper = keeper
         self._attempt = Attempt(-1)
         self._stage_keys: Mapping[LayerRange, bytes] = {}
-        self._last_take: CatchUp | None = None
-        self._givings: dict[PeerId, ShardName] = {}
+        self._last_catch_up: CatchUp | None = None
+        self._offered_to: dict[PeerId, ShardName] = {}
         self._offering: dict[ShardName, asyncio.Task[None]] = {}
         self._saves: set[asyncio.Task[None]] = set()
         self._one_save = asyncio.Lock()  # two of one step, asked for twice, have one file
@@ -102,7 +102,7 @@ class StateExchange:
 
     async def close(self) -> None:
         """Cancel all transfers and wait for their ends; no file is written afterwards."""
-        self._stop_taking()
+        self._stop_catching_up()
         for save in self._saves:
             save.cancel()
         ending = (*self._saves, *self._offering.values())
@@ -122,27 +122,30 @@ class StateExchange:
         own = self._context.peer_id
         step = next((learner.step for learner in assign.learners if learner.peer_id == own), None)
         if step is None:
-            self._stop_taking()
+            self._stop_catching_up()
             return
         name = ShardName(run_id=assign.run_id, step=step, layers=layers)
         if self.catching_up is not None and self.catching_up.goes_on_with(assign, name):
             self.catching_up.expect(assign.attempt)
         elif step == assign.committed_steps:
-            self._stop_taking()
+            self._stop_catching_up()
             self.catching_up = CatchingUp(self._context, self._state, self._folder, name, assign)
         else:
-            raise OutOfTurn(f"{name}: not all of the {assign.committed_steps} steps were heard")
-        if self._last_take is not None:
-            self.catching_up.take(self._last_take)
+            raise OutOfTurn(
+                f"{name}: expected the sums of all {assign.committed_steps} committed steps, some "
+                "are missing here"
+            )
+        if self._last_catch_up is not None:
+            self.catching_up.take(self._last_catch_up)
 
-    def _stop_taking(self) -> None:
+    def _stop_catching_up(self) -> None:
         if self.catching_up is not None:
             self.catching_up.close()
             self.catching_up = None
 
     def take(self, take: CatchUp) -> None:
         """Begin to fetch the state; the notice may come before its assignment."""
-        self._last_take = take
+        self._last_catch_up = take
         if self.catching_up is not None:
             self.catching_up.take(take)
 
@@ -187,17 +190,17 @@ class StateExchange:
         return await asyncio.to_thread(recut, parts, layers, names, spec.model.hidden_size)
 
     async def _read(self, name: ShardName, stage: SavedStage) -> ShardContents:
-        kept, files = self._kept, self._files_of(name.layers)
+        keeper, files = self._keeper, self._files_of(name.layers)
         if not stage.keepers:
             path = await self._fetch(name, stage.digest)
             return await asyncio.to_thread(read_shard, path, name, self._spec_digest, files)
-        if kept is None:
-            raise Unavailable(f"{name}: this peer keeps no snapshots, nor takes any up")
-        path = await kept.fetch(replace(name, is_saved=True), stage, self._folder)
+        if keeper is None:
+            raise Unavailable(f"{name}: this peer cannot fetch snapshots of peers")
+        path = await keeper.fetch(replace(name, is_saved=True), stage, self._folder)
         try:
             return await asyncio.to_thread(read_shard, path, name, self._spec_digest, files)
         finally:
-            if not kept.is_kept(path):
+            if not keeper.is_kept(path):
                 path.unlink(missing_ok=True)
 
     async def _fetch(self, name: ShardName, digest: bytes) -> Path:
@@ -219,9 +222,7 @@ class StateExchange:
 
     def _store(self) -> SnapshotStore:
         if self._snapshots is None:
-            raise Unavailable(
-                "this peer was not told where snapshots lie; start it with --snapshots URL"
-            )
+            raise Unavailable("this peer has no --snapshots URL; start it with the coordinator's")
         return self._snapshots
 
     # ---- learners
@@ -234,23 +235,23 @@ class StateExchange:
         Raises:
             OutOfTurn: Nothing is loaded.
         """
-        self._givings = {
+        self._offered_to = {
             learner.peer_id: ShardName(run_id=assign.run_id, step=learner.step, layers=layers)
             for learner in assign.learners
             if self._context.peer_id in learner.sources
         }
-        names = set(self._givings.values())
+        names = set(self._offered_to.values())
         self._stop_offering(names)
         for name in names:
             if name in self._offering and not self._offering[name].done():
                 continue  # the offer is reported as soon as it is ready
             if name in self._context.offers:
-                telling = self._offer(name, self._context.offers[name].path)
+                report = self._offer(name, self._context.offers[name].path)
             elif name == self._state.name:
-                telling = self._write_and_offer(name, await self._state.weights())
+                report = self._write_and_offer(name, await self._state.weights())
             else:
                 continue
-            self._offering[name] = asyncio.create_task(self._reported(name, telling))
+            self._offering[name] = asyncio.create_task(self._reported(name, report))
 
     async def _reported(self, name: ShardName, offering: Awaitable[None]) -> None:
         """Report an error of an offer, because the learner would wait in vain."""
@@ -263,12 +264,12 @@ class StateExchange:
 
     def planned(self, plan: PlanStep) -> None:
         """End the offers to peers that compute in this step, since they have the state."""
-        wanted = {name for peer, name in self._givings.items() if peer in plan.listeners}
+        wanted = {name for peer, name in self._offered_to.items() if peer in plan.listeners}
         self._stop_offering(wanted)
 
     async def _write_and_offer(self, name: ShardName, contents: ShardContents) -> None:
         write = partial(self._write, self._folder, name, contents, self._state.files)
-        await self._offer(name, await self._tried(name, write))
+        await self._offer(name, await self._retry(name, write))
 
     async def _offer(self, name: ShardName, path: Path) -> None:
         """Offer a state to all peers that are to fetch it by then."""
@@ -277,19 +278,19 @@ class StateExchange:
             while name not in offers or not self._takers(name) <= offers[name].proofs.keys():
                 offered = partial(offer, path, name, self._takers(name), files=self._state.files)
                 read = partial(asyncio.to_thread, offered)
-                offers[name] = await self._tried(name, read)
+                offers[name] = await self._retry(name, read)
         finally:
             self._drop_unless_offered(name, path)
-        self._say_offered(name, offers[name])
+        self._report_offered(name, offers[name])
 
     def _drop_unless_offered(self, name: ShardName, path: Path) -> None:
         if name not in self._context.offers:
             path.unlink(missing_ok=True)
 
     def _takers(self, name: ShardName) -> set[PeerId]:
-        return {peer for peer, given in self._givings.items() if given == name}
+        return {peer for peer, offered_name in self._offered_to.items() if offered_name == name}
 
-    async def _tried(self, name: ShardName, do: Callable[[], Awaitable[T]]) -> T:
+    async def _retry(self, name: ShardName, do: Callable[[], Awaitable[T]]) -> T:
         """Call a function until the disk accepts its file."""
         while True:
             try:
@@ -298,7 +299,7 @@ class StateExchange:
                 logger.warning("%s: cannot be offered yet: %s", name, error.message)
                 await asyncio.sleep(RETRY_S)
 
-    def _say_offered(self, name: ShardName, offered: OfferedShard) -> None:
+    def _report_offered(self, name: ShardName, offered: OfferedShard) -> None:
         self._context.say(
             StageOffered(
                 run_id=name.run_id,
@@ -327,13 +328,15 @@ class StateExchange:
             OutOfTurn: Nothing is loaded, or another number of steps is committed here.
         """
         if self._state.committed_steps != save.step:
-            here = self._state.committed_steps
-            raise OutOfTurn(f"snapshot of step {save.step}, {here} are committed")
+            committed = self._state.committed_steps
+            raise OutOfTurn(
+                f"snapshot: expected a state of {save.step} committed steps, got {committed}"
+            )
         contents, name = await self._state.everything(), self._state.name
         has_key = name.layers in self._stage_keys
         seals = self._state.files.seals or (save.by_peers and has_key)
         files = self._files_of(name.layers, seals=seals)
-        put = self._keep if save.by_peers else self._put_by
+        put = self._keep_locally if save.by_peers else self._put
         task = asyncio.create_task(self._save(name, partial(put, name, contents, files)))
         self._saves.add(task)
         task.add_done_callback(self._saves.discard)
@@ -349,29 +352,27 @@ class StateExchange:
             return
         self._context.say(StageSaved(name=name, digest=entry.digest, total_bytes=entry.total_bytes))
 
-    async def _put_by(
-        self, name: ShardName, contents: ShardContents, files: LocalFiles
-    ) -> SavedStage:
+    async def _put(self, name: ShardName, contents: ShardContents, files: LocalFiles) -> SavedStage:
         """Put a state into the snapshot store; a cancelled call waits for the write under way."""
         store = self._store()
         failpoints.reached_meanwhile("saving")
-        async with self._written(name, contents, files) as path:
+        async with self._temporary_file(name, contents, files) as path:
             put = asyncio.to_thread(store.put_shard, name, path)
             return await to_its_end(asyncio.create_task(put))
 
-    async def _keep(
+    async def _keep_locally(
         self, name: ShardName, contents: ShardContents, files: LocalFiles
     ) -> SavedStage:
         """Keep a state here for other peers, encrypted, since any peer may fetch it."""
-        if self._kept is None or not files.seals:
+        if self._keeper is None or not files.seals:
             raise Unavailable("this peer keeps no snapshots, or has no key to encrypt them with")
-        async with self._written(name, contents, files) as path:
-            put = self._kept.put(replace(name, is_saved=True), path)
+        async with self._temporary_file(name, contents, files) as path:
+            put = self._keeper.put(replace(name, is_saved=True), path)
             file = await to_its_end(asyncio.create_task(put))
         return SavedStage(layers=name.layers, digest=file.digest, total_bytes=file.total_bytes)
 
     @asynccontextmanager
-    async def _written(
+    async def _temporary_file(
         self, name: ShardName, contents: ShardContents, files: LocalFiles
     ) -> AsyncIterator[Path]:
         # The folder is a separate one: the same state, without this peer's own parts, may be on

@@ -73,8 +73,10 @@ class Backlog:
         Raises:
             Unavailable: The disk refuses the file.
         """
-        held = sum(kept.num_bytes for _, kept in self._steps if isinstance(kept, EncodedSum))
-        if held + total.num_bytes <= self._memory_bytes:
+        memory_used = sum(
+            stored.num_bytes for _, stored in self._steps if isinstance(stored, EncodedSum)
+        )
+        if memory_used + total.num_bytes <= self._memory_bytes:
             self._steps.append((commit, total))
             return
         path = self._folder / f"{self._name}-{commit.step}.sum"
@@ -88,16 +90,16 @@ class Backlog:
         """
         if not self._steps:
             return None
-        commit, kept = self._steps[0]
-        if isinstance(kept, _InFile):
-            kept = await asyncio.to_thread(_read, self._files, kept)
-        return commit, kept
+        commit, stored = self._steps[0]
+        if isinstance(stored, _InFile):
+            stored = await asyncio.to_thread(_read, self._files, stored)
+        return commit, stored
 
     def drop_first(self) -> None:
         """Remove the oldest step, which has been applied."""
-        _, kept = self._steps.popleft()
-        if isinstance(kept, _InFile):
-            kept.path.unlink(missing_ok=True)
+        _, stored = self._steps.popleft()
+        if isinstance(stored, _InFile):
+            stored.path.unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove all steps."""
@@ -115,17 +117,17 @@ def _write(files: LocalFiles, path: Path, total: EncodedSum) -> _InFile:
     return _InFile(path, tuple((count, len(data)) for count, data in pieces))
 
 
-def _read(files: LocalFiles, kept: _InFile) -> EncodedSum:
+def _read(files: LocalFiles, stored: _InFile) -> EncodedSum:
     try:
-        file = io.BytesIO(files.read(kept.path))
+        file = io.BytesIO(files.read(stored.path))
         return EncodedSum(
             tuple(
                 (count, EncodedTensor.from_bytes(file.read(num_bytes)))
-                for count, num_bytes in kept.sizes
+                for count, num_bytes in stored.sizes
             )
         )
     except (OSError, BadSnapshot) as error:
-        raise Unavailable(f"{kept.path} cannot be read: {error}") from error
+        raise Unavailable(f"{stored.path} cannot be read: {error}") from error
 
 
 logger = get_logger(__name__)
@@ -168,8 +170,8 @@ class CatchingUp:
         self._files = state.files
         self._downloader = Downloader(context.directory, context.transport, files=state.files)
         self._spec_digest = assign.spec_digest
-        self._last_attempt = self._heard_attempt = assign.last_attempt
-        self._heard_steps = assign.committed_steps
+        self._last_attempt = self._received_attempt = assign.last_attempt
+        self._received_steps = assign.committed_steps
         self._codec = PieceCodec(assign.spec.train.reduction_codec)
         self._backlog = Backlog(
             folder, f"heard-{file_stem(name.run_id)}-{name.layers}", files=state.files
@@ -182,7 +184,7 @@ class CatchingUp:
 
     def goes_on_with(self, assign: Assign, name: ShardName) -> bool:
         """Whether an assignment requests this state, and no sum since was missed."""
-        mine = (self.name, self._heard_steps, self._heard_attempt)
+        mine = (self.name, self._received_steps, self._received_attempt)
         return mine == (name, assign.committed_steps, assign.last_attempt)
 
     def expect(self, attempt: Attempt) -> None:
@@ -211,7 +213,7 @@ class CatchingUp:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._state.prepare(self.name.layers))
                 group.create_task(self._fetch())
-            await self._become()
+            await self._install_state()
         await self._apply_all()
         self.has_caught_up = True
         await self._take  # before the sources of this attempt reported, the proof has no match
@@ -231,7 +233,7 @@ class CatchingUp:
             try:
                 await self._fetch_from(take)
             except Unavailable as error:
-                logger.warning("%s: is tried again: %s", self.name, error.message)
+                logger.warning("%s: trying again: %s", self.name, error.message)
                 await asyncio.sleep(RETRY_S)
             else:
                 return
@@ -253,15 +255,15 @@ class CatchingUp:
         finally:
             path.unlink(missing_ok=True)  # the tensors stay mapped until they are freed
 
-    async def _become(self) -> None:
+    async def _install_state(self) -> None:
         contents, self._contents = self._contents, None
         if contents is not None:
             await self._state.restore(contents, self.name.step, self._last_attempt)
 
     async def _apply_all(self) -> None:
         async with self._one_at_a_time:
-            while (kept := await self._backlog.first()) is not None:
-                commit, total = kept
+            while (stored := await self._backlog.first()) is not None:
+                commit, total = stored
                 values = await run_in(self._context.codecs, total.decoded, self._codec)
                 await self._state.apply_sum(commit, values)
                 self._backlog.drop_first()
@@ -288,9 +290,11 @@ class CatchingUp:
             Unavailable: The disk refuses the sum.
         """
         if self._open is None or not self.expects(commit):
-            raise OutOfTurn(f"commit of step {commit.step}, {self._heard_steps} were heard")
+            raise OutOfTurn(
+                f"commit of step {commit.step}, sums of {self._received_steps} steps are here"
+            )
         total, self._open = self._open[2], None
         await self._backlog.append(commit, total)
-        self._heard_steps, self._heard_attempt = commit.step + 1, commit.attempt
+        self._received_steps, self._received_attempt = commit.step + 1, commit.attempt
         if self.has_caught_up:
             await self._apply_all()

@@ -40,23 +40,23 @@ def recut(parts: Parts, layers: LayerRange, names: Collection[str], channels: in
     for contents in parts.values():
         # A weight that several stages hold is equal in all of them.
         state.update((name, x) for name, x in contents.state.items() if name in names)
-    kept = {
+    common = {
         name: record
         for old, contents in parts.items()
         for name, record in buffers_in(contents, channels)
-        if name[0] in _boundaries_kept(old, layers)
+        if name[0] in _common_boundaries(old, layers)
     }
     return ShardContents(
         state=state,
-        extras={**_residuals(parts, state), **_bases(parts, layers), **payloads(kept)},
-        buffer_digests={name: record.digest for name, record in kept.items()},
+        extras={**_residuals(parts, state), **_bases(parts, layers), **payloads(common)},
+        buffer_digests={name: record.digest for name, record in common.items()},
     )
 
 
-def _boundaries_kept(old: LayerRange, new: LayerRange) -> set[int]:
+def _common_boundaries(old: LayerRange, new: LayerRange) -> set[int]:
     """Return the boundaries that both stages have, on the same side."""
-    kept = {old.start} if old.start == new.start else set()
-    return kept | ({old.stop} if old.stop == new.stop else set())
+    common = {old.start} if old.start == new.start else set()
+    return common | ({old.stop} if old.stop == new.stop else set())
 
 
 def _bases(parts: Parts, layers: LayerRange) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ def _bases(parts: Parts, layers: LayerRange) -> dict[str, Tensor]:
         name: x
         for old, contents in parts.items()
         for name, x in contents.extras.items()
-        if name.startswith(BASES) and _boundary_of(name) in _boundaries_kept(old, layers)
+        if name.startswith(BASES) and _boundary_of(name) in _common_boundaries(old, layers)
     }
 
 

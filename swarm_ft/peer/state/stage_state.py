@@ -135,7 +135,9 @@ def _few_records(store: BufferStore) -> dict[BufferName, BufferRecord]:
         num_bytes += len(record.payload)
         # Most records have the same size: the first one predicts the total before all are read.
         if max(num_bytes, num_records * len(record.payload)) > MAX_BUFFER_BYTES:
-            logger.info("%d buffers are too many for a snapshot; they stay here", num_records)
+            logger.info(
+                "%d buffers are too many for a snapshot; they stay on this peer", num_records
+            )
             return {}
         found[key.boundary, int(key.end), key.sample] = record
     return found
@@ -155,7 +157,7 @@ def restore_residuals(residuals: Residuals, contents: ShardContents) -> None:
     try:
         residuals.restore(owed)
     except MalformedMessage as error:
-        raise BadSnapshot(f"{error.message}; begin anew") from error
+        raise BadSnapshot(f"{error.message}; start a new run") from error
 
 
 def restore_bases(bases: Bases, channels: int, contents: ShardContents) -> None:
@@ -170,7 +172,7 @@ def restore_bases(bases: Bases, channels: int, contents: ShardContents) -> None:
     try:
         bases.restore(known, channels)
     except BadFrame as error:
-        raise BadSnapshot(f"{error.message}; begin anew") from error
+        raise BadSnapshot(f"{error.message}; start a new run") from error
 
 
 def restore_buffers(
@@ -450,7 +452,9 @@ class StageState:
             if commit.step < self.committed_steps:
                 return
             if commit.step > self.committed_steps:
-                raise OutOfTurn(f"sum of step {commit.step}, {self.committed_steps} are committed")
+                raise OutOfTurn(
+                    f"expected the sum of step {self.committed_steps}, got {commit.step}"
+                )
             numbers = commit.clip_factor, commit.learning_rate
             await self._applied(self.engine.apply_sum, commit.step, total, *numbers)
             self.committed_steps += 1
@@ -458,11 +462,12 @@ class StageState:
 
     def _check_turn(self, commit: CommitStep) -> None:
         if commit.step > self.committed_steps or self._engine is None:
-            raise OutOfTurn(f"commit of step {commit.step}, {self.committed_steps} are committed")
+            raise OutOfTurn(f"expected a commit of step {self.committed_steps}, got {commit.step}")
         if commit.attempt != self.summed_in:
+            present = "none" if self.summed_in is None else f"attempt {self.summed_in}"
             raise OutOfTurn(
-                f"commit of step {commit.step} by attempt {commit.attempt}, gradients here are of "
-                f"{'none' if self.summed_in is None else self.summed_in}"
+                f"commit of step {commit.step}: expected gradients of attempt {commit.attempt} "
+                f"here, got {present}"
             )
 
     async def begin_step(self, step: StepNumber, num_targets: int) -> StepProgress:
@@ -566,4 +571,4 @@ class StageState:
             codecs = self._context.codecs
             await run_in(codecs, restore_bases, self.bases, channels, contents)
             await run_in(codecs, restore_buffers, self.store, self._run_id, channels, contents)
-        logger.info("run %s: took up layers %s at step %d", self._run_id, layers, step)
+        logger.info("run %s: restored layers %s at step %d", self._run_id, layers, step)

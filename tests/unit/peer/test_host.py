@@ -282,7 +282,7 @@ async def test_a_commit_of_another_step_is_refused_and_changes_nothing(peer: Pee
     await peer.ready()
     before = await peer.weights()
     await peer.step(0)
-    with pytest.raises(OutOfTurn, match="commit of step 1, 0 are committed"):
+    with pytest.raises(OutOfTurn, match="expected a commit of step 0, got 1"):
         await peer.host.commit(commit_of(1))
     assert await peer.weights() == before
     await peer.host.commit(commit_of(0))
@@ -306,7 +306,7 @@ async def test_a_commit_without_gradients_is_refused(peer: Peer) -> None:
     with pytest.raises(OutOfTurn):
         await peer.host.commit(commit_of(0))
     await peer.ready()
-    with pytest.raises(OutOfTurn, match="gradients here are of none"):
+    with pytest.raises(OutOfTurn, match="attempt 1 here, got none"):
         await peer.host.commit(commit_of(0))
     assert peer.held.committed_steps == 0
 
@@ -473,7 +473,7 @@ async def test_an_assignment_that_counts_other_steps_than_are_here_fails(peer: P
     await peer.assign(attempt=2, committed_steps=3, fresh=False)
     failed = await peer.hears(StageFailed)
     assert (failed.code, failed.attempt) == ("out-of-turn", 2)
-    assert "3 steps are committed, 0 of them here" in failed.message
+    assert "expected 3 committed steps here, got 0" in failed.message
 
 
 async def test_gradients_of_another_attempt_are_not_applied(peer: Peer) -> None:
@@ -482,7 +482,7 @@ async def test_gradients_of_another_attempt_are_not_applied(peer: Peer) -> None:
     await peer.ready(attempt=2, fresh=False)
     await peer.step(0, attempt=2)
     before = await peer.weights()
-    with pytest.raises(OutOfTurn, match="by attempt 1, gradients here are of 2"):
+    with pytest.raises(OutOfTurn, match="of attempt 1 here, got attempt 2"):
         await peer.host.commit(commit_of(0, attempt=1))
     assert await peer.weights() == before
     await peer.host.commit(commit_of(0, attempt=2))
@@ -587,7 +587,7 @@ async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_a
         await peer.assign(attempt=2, stages=TWO, committed_steps=4, fresh=False, learners=learners)
         failed = await peer.hears(StageFailed)
         assert failed.code == "out-of-turn"
-        assert "not all of the 4 steps were heard" in failed.message
+        assert "the sums of all 4 committed steps" in failed.message
 
 
 async def test_a_state_that_is_offered_before_the_learner_has_begun_is_fetched_nevertheless(

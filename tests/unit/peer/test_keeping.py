@@ -168,7 +168,7 @@ async def test_no_more_is_kept_than_is_lent(
     file = await saved_by(saver, tmp_path)  # its own does not count
     said = await kept_from(saver, other, file)
     assert isinstance(said, ShardLost)
-    assert said.reason == f"it has no room for {len(DATA)} bytes (--keep-disk)"
+    assert said.reason == f"this peer has no room for {len(DATA)} bytes (--keep-disk)"
     assert other.files == []
 
 

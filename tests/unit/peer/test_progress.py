@@ -43,7 +43,7 @@ def test_what_was_sent_of_a_finished_microbatch_is_kept_for_later_attempts(
     progress.keep([(key(0, 4), x), (key(1, 6), x)])
     assert progress.sent(key(0, 4, attempt=2)) is x
     for missing in (key(1, 6), key(0, 5), key(0, 4, Direction.BACKWARD)):
-        with pytest.raises(OutOfTurn, match="nothing of it is kept"):
+        with pytest.raises(OutOfTurn, match="nothing of it is stored here"):
             progress.sent(missing)
 
 
@@ -58,7 +58,7 @@ def test_a_plan_by_which_something_else_is_done_is_out_of_turn(progress: StepPro
     progress.check([FIRST])
     others: list[list[Microbatch]] = [[], [SECOND], [FIRST, SECOND], [batch(0, 4, 6)]]
     for other in others:
-        with pytest.raises(OutOfTurn, match=r"step 3: by the plan"):
+        with pytest.raises(OutOfTurn, match=r"step 3: expected the plan to count"):
             progress.check(other)
 
 

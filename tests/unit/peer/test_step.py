@@ -564,5 +564,5 @@ async def test_the_last_stage_keeps_the_losses_of_each_pass(make_step: MakeStep)
     done = [Microbatch(index, one.samples) for index, one in step.progress.evaluated.items()]
     first = Microbatch(MicrobatchIndex(0), (SampleId(0), SampleId(1)))
     step.progress.check([first, *done])
-    with pytest.raises(OutOfTurn, match="by the plan"):
+    with pytest.raises(OutOfTurn, match="expected the plan to count"):
         step.progress.check([first])

@@ -365,7 +365,7 @@ async def test_a_newer_stream_replaces_the_older(
     async with at_work(up, down) as site:
         old = await site.call()
         new = await site.call()
-        with pytest.raises(Unavailable, match="a newer stream took over"):
+        with pytest.raises(Unavailable, match="a newer stream replaced it"):
             await old.fails()
         up.begin(0, SAMPLES)
         up.send(0, tensors(0))
@@ -1040,13 +1040,13 @@ async def test_who_computes_gradients_may_say_no_more_codebooks_than_two_steps_n
     async with at_work(down, up) as site:
         down.begin(0, SAMPLES)
         hand = await site.call()
-        with pytest.raises(OutOfTurn, match="5 bases in a step"):
+        with pytest.raises(OutOfTurn, match="4 bases in a step, got 5"):
             await hand.fails(*(basis_said(seed) for seed in range(5)))
 
 
 HOSTILE_BASES: dict[str, tuple[Callable[[], list[SharedBasis]], type[SwarmError], str]] = {
-    "no bytes": (lambda: [SharedBasis(b"")], BadFrame, "a part of 0 bytes"),
-    "crumbs": (lambda: [SharedBasis(b"\x5a", 500)], BadFrame, "a part of 1 bytes"),
+    "no bytes": (lambda: [SharedBasis(b"")], BadFrame, "or more, got 0"),
+    "crumbs": (lambda: [SharedBasis(b"\x5a", 500)], BadFrame, "or more, got 1"),
     "one too large to be any": (
         lambda: [SharedBasis(bytes(LEAST_PART_BYTES), 1 << 31)],
         BadFrame,
@@ -1072,7 +1072,7 @@ HOSTILE_BASES: dict[str, tuple[Callable[[], list[SharedBasis]], type[SwarmError]
     "bases without end": (
         lambda: [basis_said(seed) for seed in range(5)],
         OutOfTurn,
-        "5 bases in a step, which needs 4 at most",
+        "expected at most 4 bases in a step, got 5",
     ),
 }
 
@@ -1102,7 +1102,7 @@ async def test_who_sends_gradients_has_no_basis_to_say(
     up, down = make_ends(along)
     async with at_work(up, down) as site:
         hand = await site.call()
-        with pytest.raises(OutOfTurn, match="a basis that no frame here needs"):
+        with pytest.raises(OutOfTurn, match="expected no basis, got one"):
             await hand.fails(basis_said(1))
 
 

@@ -86,7 +86,7 @@ def test_bases_come_back() -> None:
     ],
 )
 def test_what_is_no_basis_is_no_snapshot(extras: dict[str, torch.Tensor]) -> None:
-    with pytest.raises(BadSnapshot, match="begin anew"):
+    with pytest.raises(BadSnapshot, match="start a new run"):
         restore_bases(Bases(), CHANNELS, ShardContents(state={}, extras=extras))
 
 

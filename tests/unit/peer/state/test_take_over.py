@@ -305,7 +305,7 @@ async def test_a_sum_whose_step_did_not_commit_is_forgotten(scene: Scene) -> Non
     scene.sum(2, attempt=1)
     scene.catching_up.expect(Attempt(2))
     assert not scene.catching_up.expects(commit_of(2, attempt=1))
-    with pytest.raises(OutOfTurn, match="commit of step 2, 2 were heard"):
+    with pytest.raises(OutOfTurn, match="commit of step 2, sums of 2 steps are here"):
         await scene.catching_up.commit(commit_of(2, attempt=1))
     await scene.hear(2, attempt=2)
     scene.released.set()
