@@ -1,18 +1,18 @@
-"""The roles put together, for programs: what `swarm_ft` offers, and what the command line calls.
+"""The Python API of `swarm_ft`, which the command line calls too.
 
-| module | what |
+| module | contents |
 |---|---|
-| `joining` | a process's way into a swarm, and its place there |
+| `joining` | connections of a process to a swarm |
 | `training` | a job from its options to its result |
-| `serving`, `peer_home` | a machine that is lent |
+| `serving`, `peer_home` | a peer, and its files |
 | `coordinating`, `swarm_keys` | a coordinator, and the keys beside its journal |
-| `local_swarm`, `processes` | a whole swarm here: in this process, or in processes of its own |
-| `trainer` | the same by the names of the Trainer and TRL |
-| `pipeline` | stages and codecs under a loop of one's own |
-| `loop` | both forms of a call: that waits, and that is awaited |
+| `local_swarm`, `processes` | a whole swarm on this machine, in this process or in own processes |
+| `trainer` | the interface of transformers' Trainer and TRL |
+| `pipeline` | stages and codecs for a training loop of the caller |
+| `loop` | the blocking and the awaitable form of each call |
 """
 
 import os
 
-# Read when gRPC is imported; its notes of handshakes would stand among a program's own words.
+# gRPC reads this when it is imported. Its log of handshakes would mix with a program's output.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

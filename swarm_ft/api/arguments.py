@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OFF: tuple[Any, ...] = (None, False, "auto", 0, 0.0, "", [], {})
-"""Values that ask for nothing."""
+"""Values that request nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Honoured:
     """An argument that sets an option of a job.
 
     Attributes:
-        option: the option's field; empty where several arguments together set options.
+        option: Field of the option; empty if several arguments together set options.
     """
 
     option: str = ""
@@ -32,11 +32,11 @@ class Honoured:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """An argument that changes nothing about what is learned here.
+    """An argument that does not change the result of a run.
 
     Attributes:
-        note: what happens instead; empty where nothing is to say.
-        default: the library's own default, about which no note is needed either.
+        note: Explanation of the swarm's own behaviour; may be empty.
+        default: The library's own default, which needs no note.
     """
 
     note: str = ""
@@ -45,18 +45,18 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An argument that asks for what a swarm does not do.
+    """An argument that requests something that a swarm does not do.
 
     Attributes:
-        reason: why, and the option that comes nearest; empty: the values taken are named.
-        taken: values beside `OFF` that ask for what a swarm does anyway.
+        reason: Reason with the nearest option; empty if the message lists the allowed values.
+        taken: Values beside `OFF` that request the swarm's own behaviour.
     """
 
     reason: str = ""
     taken: tuple[Any, ...] = ()
 
     def problem(self, value: object) -> str:
-        """Return why a value is refused; empty if it asks for nothing that a swarm does not do."""
+        """Return the reason to refuse a value; empty if the value is allowed."""
         is_off = bool(self.reason) and value in OFF
         if value is None or is_off or value in self.taken or _number(value) in self.taken:
             return ""
@@ -65,12 +65,12 @@ class Refused:
 
 
 def shown(value: object) -> str:
-    """Shorten a value for messages, without what could steer a terminal."""
+    """Shorten a value for messages, and escape control characters."""
     return reprlib.repr(value)
 
 
 def _number(value: object) -> float | None:
-    """Return the number that a text is: YAML takes 1e-8 for a text."""
+    """Parse a text as a number: YAML reads 1e-8 as a text."""
     try:
         return float(value) if isinstance(value, str) else None
     except ValueError:
@@ -87,25 +87,24 @@ def _all(names: Iterable[str], decision: Decision) -> dict[str, Decision]:
 # ---- reasons that several arguments share
 
 PRECISION = (
-    "weights train in float32, and each volunteer's machine computes in float32 or bfloat16 "
-    "(serve-stage --dtype); with an adapter base_dtype: bfloat16 holds the frozen weights in half "
-    "the memory"
+    "weights train in float32, and each peer computes in float32 or bfloat16 (serve-stage "
+    "--dtype); base_dtype: bfloat16 halves the memory of an adapter's frozen weights"
 )
-SHARES_OUT = "the swarm shares a model out itself"
+SHARES_OUT = "the swarm partitions the model itself"
 TEMPLATE = (
-    "the model's own chat template is used (tokenizer_default); put another one beside the model, "
-    "as chat_template.jinja"
+    "the swarm uses the model's own chat template (tokenizer_default); put another one beside the "
+    "model, as chat_template.jinja"
 )
-TOKENIZER = "the model's own tokenizer is used as it is"
+TOKENIZER = "the swarm uses the model's own tokenizer without changes"
 LR = "a run has one learning rate and lr_scheduler: constant, constant_with_warmup, linear, cosine"
-NO_TOKEN = "log in with 'hf auth login'; no token travels with a job"
-RESUMES = "a run goes on by itself; resume: true finds it again"
-CUSTOM_CODE = "code that comes with a model or a dataset is never run"
+NO_TOKEN = "log in with 'hf auth login'; a job carries no token"
+RESUMES = "a run continues by itself; resume: true returns to it"
+CUSTOM_CODE = "the swarm never runs code of a model or a dataset"
 BLOCKS = "train_layers: START-STOP chooses the blocks that train"
-NOT_TRAINED = "preferences and rewards are not trained on"
-METRICS = "the swarm evaluates the loss and a task's own metrics; there is no compute_metrics"
-WANDB = "report_to: wandb sends losses there; the variable WANDB_PROJECT names the project"
-TRACKIO = "report_to: trackio sends losses there; the variable TRACKIO_PROJECT names the project"
+NOT_TRAINED = "the swarm does not train on preferences or rewards"
+METRICS = "the swarm evaluates the loss and a task's own metrics; it has no compute_metrics"
+WANDB = "report_to: wandb reports losses; the variable WANDB_PROJECT sets the project"
+TRACKIO = "report_to: trackio reports losses; the variable TRACKIO_PROJECT sets the project"
 
 PLAIN = Ignored()
 
@@ -121,7 +120,7 @@ _TRAINING_ARGUMENTS: Mapping[str, Decision] = {
     "max_steps": Honoured("steps"),
     "seed": Honoured("seed"),
     "data_seed": Honoured(),
-    "auto_find_batch_size": Ignored("a peer holds as many microbatches as its memory takes"),
+    "auto_find_batch_size": Ignored("a peer takes as many microbatches as fit into its memory"),
     "train_sampling_strategy": Honoured(),
     "length_column_name": Ignored(default="length"),
     # Optimizer.
@@ -130,15 +129,15 @@ _TRAINING_ARGUMENTS: Mapping[str, Decision] = {
     "lr_scheduler_kwargs": Refused(LR),
     "warmup_steps": Honoured(),
     "optim": Honoured("optim"),
-    "optim_args": Refused("optimizers have no further arguments"),
-    "optim_target_modules": Refused("GaLore, APOLLO and the like are not among the optimizers"),
+    "optim_args": Refused("optimizers take no further arguments"),
+    "optim_target_modules": Refused("the swarm has no GaLore, APOLLO or similar optimizers"),
     "weight_decay": Honoured("weight_decay"),
     "adam_beta1": Refused(taken=(0.9,)),
     "adam_beta2": Refused(taken=(0.999,)),
     "adam_epsilon": Refused(taken=(1e-8,)),
     "max_grad_norm": Honoured("clip_grad_norm"),
     "label_smoothing_factor": Refused("the loss has no label smoothing"),
-    "neftune_noise_alpha": Refused("no noise is added to embeddings"),
+    "neftune_noise_alpha": Refused("the swarm adds no noise to embeddings"),
     "average_tokens_across_devices": Ignored(
         "a step's loss is the mean over all its learned tokens", default=True
     ),
@@ -160,9 +159,9 @@ _TRAINING_ARGUMENTS: Mapping[str, Decision] = {
     **_all(("dataloader_num_workers", "dataloader_persistent_workers"), PLAIN),
     **_all(("dataloader_prefetch_factor", "dataloader_multiprocessing_context"), PLAIN),
     **_all(("dataloader_pin_memory", "dataloader_in_order"), Ignored(default=True)),
-    "dataloader_drop_last": Refused("an epoch's last step may be smaller; no sample is left out"),
+    "dataloader_drop_last": Refused("an epoch's last step may be smaller; no sample is dropped"),
     "remove_unused_columns": Ignored(default=True),
-    "label_names": Refused("labels are the tokens; task and labels train classes"),
+    "label_names": Refused("the labels are the tokens; use task and labels for classes"),
     # Logs.
     "report_to": Honoured("report_to"),
     "run_name": Ignored("the swarm names the run"),
@@ -180,7 +179,7 @@ _TRAINING_ARGUMENTS: Mapping[str, Decision] = {
     # Evaluation.
     "eval_strategy": Honoured("eval_strategy"),
     "eval_steps": Honoured("eval_steps"),
-    "eval_delay": Refused("the swarm evaluates from the beginning on; eval_steps says how often"),
+    "eval_delay": Refused("the swarm evaluates from the start; eval_steps sets the interval"),
     "eval_on_start": Ignored("the swarm evaluates before the first step"),
     "per_device_eval_batch_size": Ignored(default=8),
     **_all(("prediction_loss_only", "batch_eval_metrics"), Ignored(METRICS)),
@@ -197,7 +196,7 @@ _TRAINING_ARGUMENTS: Mapping[str, Decision] = {
     **_all(("save_only_model", "save_on_each_node"), PLAIN),
     "enable_jit_checkpoint": Ignored("a peer that leaves hands its state over"),
     "resume_from_checkpoint": Refused(RESUMES),
-    "ignore_data_skip": Refused("a run that goes on does so at its next sample"),
+    "ignore_data_skip": Refused("a run continues at its next sample"),
     "restore_callback_states_from_checkpoint": PLAIN,
     # The hub.
     "push_to_hub": Honoured("push_to_hub"),
@@ -207,7 +206,7 @@ _TRAINING_ARGUMENTS: Mapping[str, Decision] = {
     "hub_strategy": Ignored("the result is uploaded once, at the end", default="every_save"),
     "hub_always_push": Ignored("the result is uploaded once, at the end"),
     "hub_revision": Refused("the result goes to the repository's main branch"),
-    # Of scripts, not of a Trainer.
+    # Arguments of scripts, not of a Trainer.
     **_all(("do_train", "do_eval", "do_predict"), PLAIN),
 }
 
@@ -219,7 +218,7 @@ _SFT_CONFIG: Mapping[str, Decision] = {
     "router_aux_loss_coef": Honoured("router_aux_loss_coef"),
     "chat_template_path": Refused(TEMPLATE),
     "dataset_text_field": Honoured(),
-    "dataset_kwargs": Refused("the swarm's client tokenizes rows itself (docs/data.md)"),
+    "dataset_kwargs": Refused("the client tokenizes rows itself (docs/data.md)"),
     "dataset_num_proc": PLAIN,
     "eos_token": Refused(TOKENIZER, taken=("<EOS_TOKEN>",)),
     "pad_token": Ignored(default="<PAD_TOKEN>"),
@@ -233,7 +232,7 @@ _SFT_CONFIG: Mapping[str, Decision] = {
     "completion_only_loss": Honoured("completion_only_loss"),
     "assistant_only_loss": Honoured("assistant_only_loss"),
     "loss_type": Refused(
-        "a run learns by the negative log-likelihood (nll)", taken=("nll", "chunked_nll")
+        "the loss is the negative log-likelihood (nll)", taken=("nll", "chunked_nll")
     ),
 }
 
@@ -242,10 +241,10 @@ FORMER: Mapping[str, Decision] = {
     "warmup_ratio": Honoured("warmup_ratio"),
     "logging_dir": Honoured("logging_dir"),
     "max_seq_length": Honoured("seq_length"),
-    "group_by_length": Refused("samples are not sorted by length"),
+    "group_by_length": Refused("the swarm does not sort samples by length"),
     "save_safetensors": Refused(taken=(True,)),
-    "push_to_hub_model_id": Refused("hub_model_id names the repository"),
-    "push_to_hub_organization": Refused("hub_model_id names the repository, as OWNER/NAME"),
+    "push_to_hub_model_id": Refused("hub_model_id sets the repository"),
+    "push_to_hub_organization": Refused("hub_model_id sets the repository, as OWNER/NAME"),
     "push_to_hub_token": Refused(NO_TOKEN, taken=("<PUSH_TO_HUB_TOKEN>",)),
     "adafactor": Refused("optim: adafactor"),
     "sharded_ddp": Refused(SHARES_OUT),
@@ -259,13 +258,13 @@ FORMER: Mapping[str, Decision] = {
     **_all(("include_tokens_per_second", "include_inputs_for_metrics", "mp_parameters"), PLAIN),
     **_all(("per_gpu_eval_batch_size", "past_index", "use_legacy_prediction_loop"), PLAIN),
     **_all(("dataset_batch_size", "num_of_sequences", "chars_per_token", "use_liger"), PLAIN),
-    "per_gpu_train_batch_size": Refused("per_device_train_batch_size is its name now"),
+    "per_gpu_train_batch_size": Refused("its present name is per_device_train_batch_size"),
     **_all(("split_batches", "dispatch_batches"), PLAIN),
 }
-"""Arguments that transformers 4 and earlier releases of TRL had, and scripts still have."""
+"""Arguments of transformers 4 and of earlier releases of TRL that scripts still use."""
 
 TRAINER: Mapping[str, Decision] = {**_TRAINING_ARGUMENTS, **_SFT_CONFIG, **FORMER}
-"""Decisions by the names that a `SwarmConfig` takes."""
+"""Decisions on the arguments of `SwarmConfig`, by name."""
 
 # ---- axolotl
 
@@ -285,28 +284,25 @@ _AXOLOTL: Mapping[str, Decision] = {
     "use_wandb": Refused(WANDB),
     **_all(
         ("wandb_watch", "wandb_log_model"),
-        Refused("report_to: wandb sends losses there, and nothing of the model"),
+        Refused("report_to: wandb reports losses, and nothing of the model"),
     ),
     **_all(("trackio_project_name", "trackio_run_name"), Refused(TRACKIO)),
     **_all(
         ("loss_watchdog_threshold", "loss_watchdog_patience"),
         Refused(
-            "a run is not ended by its training loss; early_stopping_patience ends one by "
-            "evaluations"
+            "the training loss cannot end a run; early_stopping_patience ends one by evaluations"
         ),
     ),
     "num_labels": Refused("task: classification trains classes"),
-    "pretraining_dataset": Refused("name it under datasets, with type: completion"),
-    "streaming": Refused("a file is read row by row, and a dataset of the hub as it is needed"),
-    "lora_model_dir": Refused("training does not go on from an adapter"),
-    "lora_modules_to_save": Refused(
-        "adapters alone are trained; --train-layers trains blocks whole"
-    ),
-    "peft_use_rslora": Refused("adapters are scaled by lora_alpha over lora_r"),
-    "dataset_exact_deduplication": Refused("rows that are equal all count"),
-    "eval_sequence_len": Refused("samples that are evaluated are cut as those that train"),
+    "pretraining_dataset": Refused("list it under datasets, with type: completion"),
+    "streaming": Refused("the client streams files and hub datasets in any case"),
+    "lora_model_dir": Refused("training cannot continue from an adapter"),
+    "lora_modules_to_save": Refused("only adapters train; --train-layers trains whole blocks"),
+    "peft_use_rslora": Refused("lora_alpha over lora_r scales the adapters"),
+    "dataset_exact_deduplication": Refused("the client does not remove equal rows"),
+    "eval_sequence_len": Refused("held-out samples have the length of training samples"),
     "auto_resume_from_checkpoints": Refused(RESUMES),
-    "revision": Refused("a model and a dataset are read at their newest revision"),
+    "revision": Refused("the swarm reads the newest revision of a model and a dataset"),
     "tokenizer_use_fast": Refused(taken=(True,)),
     "lora_fan_in_fan_out": Refused(taken=(False,)),
     **_all(("profiler_steps", "strict", "dataset_prepared_path", "dataset_processes"), PLAIN),
@@ -331,7 +327,7 @@ _AXOLOTL: Mapping[str, Decision] = {
 }
 
 DECISIONS: Mapping[str, Decision] = {**TRAINER, **_AXOLOTL}
-"""Decisions by the names that a job file takes beside the options' own."""
+"""Decisions on the keys of a job file, by name, beside the names of the options themselves."""
 
 # ---- values
 
@@ -348,16 +344,16 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         f"eval_{name}": name for name in ("loss", "accuracy", "f1", "matthews_correlation")
     },
 }
-"""By an option's field, words of the libraries for values that have another word here."""
+"""The libraries' words for values that have another word here, by the option's field."""
 
 MODEL_INIT: Mapping[str, Decision] = {
     **_all(("dtype", "torch_dtype"), Ignored(PRECISION, default="auto")),
     **_all(("attn_implementation", "use_cache", "use_kernels", "device_map"), PLAIN),
     **_all(("low_cpu_mem_usage", "use_safetensors", "cache_dir"), PLAIN),
     "token": Refused(NO_TOKEN),
-    "revision": Refused("a model is read at its newest revision"),
+    "revision": Refused("the swarm reads a model's newest revision"),
     "trust_remote_code": Refused(CUSTOM_CODE),
-    "quantization_config": Refused("load_in_4bit or load_in_8bit holds frozen weights in few bits"),
+    "quantization_config": Refused("load_in_4bit or load_in_8bit quantizes the frozen weights"),
     "load_in_4bit": Refused("load_in_4bit is an option of the job"),
     "load_in_8bit": Refused("load_in_8bit is an option of the job"),
 }

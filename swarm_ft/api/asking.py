@@ -1,4 +1,4 @@
-"""Calls that only ask a swarm's coordinator. They import no torch, so they begin at once."""
+"""Calls that only need the coordinator. They import no torch, so they start at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def connection(
     dht_prefix: str,
     key_file: str | Path | None,
 ) -> AsyncIterator[SwarmClient]:
-    """Connect a client to a swarm, by arguments as of `train`; raises as `connected` does."""
+    """Connect a client to a swarm, with the arguments of `train`; raises as `connected` does."""
     way = way_to(invite, tuple(initial_peers), dht_prefix)
     async with connected(way, Path(key_file) if key_file is not None else None) as swarm:
         yield swarm
@@ -34,21 +34,21 @@ async def _cancel(
     dht_prefix: str = DHT_PREFIX,
     key_file: str | Path | None = None,
 ) -> RunStatus:
-    """End a run; what it trained is lost.
+    """Cancel a run; its training so far is lost.
 
     Args:
-        run_id: the run; None for this client's only one.
-        invite: as of `train`.
-        initial_peers: as of `train`.
-        dht_prefix: as of `train`.
-        key_file: as of `train`; the same as then.
+        run_id: Id of the run; None for this client's only run.
+        invite: Invitation, see `train`.
+        initial_peers: DHT addresses, see `train`.
+        dht_prefix: Name of the swarm in the DHT, see `train`.
+        key_file: Path of the key that submitted the run, see `train`.
 
     Returns:
         The run's last status.
 
     Raises:
-        BadOption: no run is named, and this client has several.
-        NotFound: there is no such run.
+        BadOption: `run_id` is None, and this client has several runs.
+        NotFound: This client has no such run.
     """
     async with connection(invite, initial_peers, dht_prefix, key_file) as swarm:
         return await swarm.cancel(RunId(run_id) if run_id else None)
@@ -61,19 +61,19 @@ async def _status(
     dht_prefix: str = DHT_PREFIX,
     key_file: str | Path | None = None,
 ) -> SwarmStatus:
-    """Ask the coordinator for the swarm's peers and runs.
+    """Fetch the swarm's peers and runs from the coordinator.
 
     Args:
-        invite: as of `train`.
-        initial_peers: as of `train`.
-        dht_prefix: as of `train`.
-        key_file: as of `train`.
+        invite: Invitation, see `train`.
+        initial_peers: DHT addresses, see `train`.
+        dht_prefix: Name of the swarm in the DHT, see `train`.
+        key_file: Path of this client's key, see `train`.
 
     Returns:
-        All members and all runs as they are now.
+        The present status of all members and all runs.
 
     Raises:
-        Unavailable: the coordinator does not answer.
+        Unavailable: The coordinator does not answer.
     """
     async with connection(invite, initial_peers, dht_prefix, key_file) as swarm:
         return await swarm.status()

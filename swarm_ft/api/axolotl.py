@@ -1,7 +1,7 @@
-"""Axolotl's names of options, its defaults, and the rows of its datasets.
+"""Axolotl's names of options, its defaults, and the row types of its datasets.
 
-`api/arguments.py` decides on its other keys. Source: axolotl's `src/axolotl/utils/schemas` and
-`core/builders`, at 067b021 (July 2026).
+`api/arguments.py` decides on axolotl's other keys. Source: axolotl's `src/axolotl/utils/schemas`
+and `core/builders`, at 067b021 (July 2026).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RENAMED = {
     "output_dir": "out",
     "hub_model_id": "push_to_hub",
 }
-"""Keys that have the same meaning here under another name, with the field's name."""
+"""Field names of options, by axolotl's key for the same option."""
 PLUGINS_WITHOUT_EFFECT = ("LigerPlugin", "CutCrossEntropyPlugin", "KernelsPlugin")
 DEFAULTS = {
     "epochs": ("num_epochs", "1"),
@@ -37,19 +37,19 @@ DEFAULTS = {
     "truncation": ("excess_length_strategy", "drop"),
     "shuffle": ("shuffle", "true"),
 }
-"""By field, the key and axolotl's own default, where ours is another."""
+"""Axolotl's key and default, by field, where our default differs."""
 
 
 # ---- datasets
 
 
 class RowType(NamedTuple):
-    """What a `type` of datasets says of their rows.
+    """The meaning of a dataset's `type` for its rows.
 
     Attributes:
-        asks: the option that `train_on_inputs` sets for such rows; empty if all is learned anyway.
-        roles: columns that such rows have to have; see `--column`.
-        is_text: whether a row is one text.
+        asks: Option that `train_on_inputs` sets for such rows; empty if the loss covers all.
+        roles: Columns that such rows must have, see `--column`.
+        is_text: Whether a row is one text.
     """
 
     asks: str = ""
@@ -68,27 +68,27 @@ ROW_TYPES = {
     "chat_template.default": _CHAT,
 }
 ROLES = {"human": "user", "gpt": "assistant"}
-"""Roles that have another name in axolotl's own mapping."""
+"""Names of roles, by their names in axolotl's own mapping."""
 COLUMNS = {"field_messages": "messages", "field_tools": "tools", "field_system": "system"}
-"""Keys of an entry that name a column, with the role that the column has."""
+"""Roles of columns, by an entry's key that names the column."""
 MESSAGE_KEYS = (("role", "content"), ("from", "value"))
-"""Keys that a message's role and content can have."""
+"""Allowed pairs of keys for a message's role and content."""
 
 
 def row_problem(name: str, value: Any, known: Iterable[str]) -> str:
-    """Return why an entry of `datasets` cannot have a key with this value; empty if it can.
+    """Return the reason to refuse a key of an entry of `datasets`; empty if it is allowed.
 
     Args:
-        name: of the key.
-        value: never None.
-        known: other keys, of which the nearest is named.
+        name: Name of the key.
+        value: Value of the key, never None.
+        known: Other keys; the message suggests the nearest one.
     """
     if value in OFF and name != "roles_to_train":
         return ""
     check = _ENTRY_KEYS.get(name)
     if check is not None:
         return check(value)
-    return f"there is no such key{nearest(name, [*known, *_ENTRY_KEYS])}"
+    return f"no such key{nearest(name, [*known, *_ENTRY_KEYS])}"
 
 
 def _roles_to_train(value: Any) -> str:
@@ -96,10 +96,7 @@ def _roles_to_train(value: Any) -> str:
     roles = {ROLES.get(name, name) for name in names if isinstance(name, str)}
     if roles == {"assistant"} and len(names) == 1:
         return ""
-    return (
-        f"expected [assistant], got {shown(value)}; what others say is learned with "
-        "train_on_inputs: true alone"
-    )
+    return f"expected [assistant], got {shown(value)}; train_on_inputs: true trains on all roles"
 
 
 def _one_of(*expected: Any) -> Callable[[Any], str]:
@@ -133,17 +130,17 @@ _ENTRY_KEYS: dict[str, Callable[[Any], str]] = {
     "message_field_role": _one_of("role", "from"),
     "message_field_content": _one_of("content", "value"),
     "message_field_training": _one_of("train", "training", "trainable", "weight"),
-    "message_field_training_detail": _refused("a message is learned as a whole, or not at all"),
+    "message_field_training_detail": _refused("the loss covers whole messages only"),
     "chat_template": _template,
     "chat_template_jinja": _refused(TEMPLATE),
     "field_thinking": _one_of("reasoning_content"),
     "template_thinking_key": _one_of("reasoning_content"),
-    "split_thinking": _refused("messages go to the template as they are"),
-    "drop_system_message": _refused("messages go to the template as they are"),
-    "roles": _refused("roles go to the template by axolotl's default names"),
-    "shards": _refused("max_samples: N takes the first N samples alone"),
-    "shards_idx": _refused("max_samples: N takes the first N samples alone"),
-    "data_files": _refused("path: names a file, or a directory of files"),
-    "revision": _refused("a dataset is read at its newest revision"),
+    "split_thinking": _refused("the template gets messages without changes"),
+    "drop_system_message": _refused("the template gets messages without changes"),
+    "roles": _refused("the template gets roles by axolotl's default names"),
+    "shards": _refused("max_samples: N takes the first N samples"),
+    "shards_idx": _refused("max_samples: N takes the first N samples"),
+    "data_files": _refused("path: takes a file or a directory of files"),
+    "revision": _refused("the client reads a dataset's newest revision"),
     "trust_remote_code": _refused(CUSTOM_CODE),
 }

@@ -1,4 +1,4 @@
-"""`serve` and `coordinate`, each in a form that waits and in one that is awaited."""
+"""The calls `serve` and `coordinate`, each in a blocking and in an awaitable form."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.protocol.spec.priority import DEFAULT_WEIGHT, MAX_WEIGHT
 from swarm_ft.snapshots.store import SnapshotStore
 
-# ---- what goes on until it is stopped
+# ---- peers and coordinators, which run until they are stopped
 
 STOP_TIMEOUT_S = 30.0
 Up = TypeVar("Up")
 
 
 class Running(Generic[Up]):
-    """A peer or a coordinator that is up; leaving its `with` or `async with` stops it."""
+    """A running peer or coordinator; leaving its `with` or `async with` stops it."""
 
     def __init__(self, task: asyncio.Task[None], up: Up) -> None:
         self._task = task
@@ -68,7 +68,7 @@ class Running(Generic[Up]):
         """Wait until it ends by itself; Ctrl-C stops it.
 
         Raises:
-            SwarmError: why it ended.
+            SwarmError: It failed; the error is the cause.
         """
         try:
             waited(self._ended())
@@ -77,20 +77,20 @@ class Running(Generic[Up]):
             raise
 
     async def wait_async(self) -> None:
-        """Do what `wait` does; cancelling this leaves it running."""
+        """Wait like `wait`; cancelling this call leaves the peer or coordinator running."""
         await awaited(self._ended())
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop it, unless it has ended.
 
         Args:
-            timeout_s: how long a peer may say goodbye, and wait for the client that its part of a
-                result is for; then it lets go of whatever is here.
+            timeout_s: Seconds in which a peer may hand over its state, and wait for a client that
+                fetches a result. After that its data is dropped.
         """
         waited(self._stop(timeout_s))
 
     async def stop_async(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Do what `stop` does."""
+        """Stop it like `stop`."""
         await awaited(self._stop(timeout_s))
 
     async def _ended(self) -> None:
@@ -102,21 +102,21 @@ class Running(Generic[Up]):
             await asyncio.wait([self._task], timeout=patience_s)
 
 
-async def _up(work: Coroutine[Any, Any, None], told: asyncio.Future[Up]) -> asyncio.Task[None]:
-    """Start the work, and return its task once it is up.
+async def _up(work: Coroutine[Any, Any, None], ready: asyncio.Future[Up]) -> asyncio.Task[None]:
+    """Start the work, and return its task once `ready` has a result.
 
     Raises:
-        SwarmError: why it is not.
+        SwarmError: The work failed before.
     """
     task = asyncio.create_task(work)
     try:
-        parts: set[asyncio.Future[Any]] = {task, told}
+        parts: set[asyncio.Future[Any]] = {task, ready}
         await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait([task])
         raise
-    if not told.done():
+    if not ready.done():
         task.result()
     return task
 
@@ -125,7 +125,7 @@ async def _up(work: Coroutine[Any, Any, None], told: asyncio.Future[Up]) -> asyn
 
 
 class RunningPeer(Running[Peer]):
-    """A peer of a swarm, on this machine."""
+    """A running peer on this machine."""
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class RunningPeer(Running[Peer]):
 
     @property
     def endpoint(self) -> str:
-        """Where others reach it, `host:port`."""
+        """The address at which others reach it, `host:port`."""
         return self._up.endpoint
 
 
@@ -173,35 +173,35 @@ async def _serve(
             peer.wait()
 
     Args:
-        invite: an invitation, as `swarm-ft invite` prints it; `@FILE` reads it from a file.
-        layers: blocks to host, as "12-24"; auto lets the coordinator choose.
-        device: auto, cpu, cuda, cuda:N or mps.
-        dtype: what to compute in, float32 or bfloat16; weights stay float32.
-        model: directory or hub id that stands in for every run's model.
-        models: directories below which jobs may name models; none: jobs open no directory.
-        model_disk_bytes: for models of the hub that jobs name; None: a quarter of what is free.
-        allow_models: hub ids that jobs may name, as ORG/NAME or ORG/*; none: all public ones.
-        memory_gib: lent at most; None: 80 % of what is free beside buffers.
-        max_stages: that it hosts at a time, 1 to 4, each of another run, as far as memory allows.
-        threads: CPU threads to compute with, of this process; None: as many as torch takes.
-        watts: that this machine takes at work, for forecasts.
-        snapshots: where they lie: a directory or a URL, the same for all; None: with the peers.
-        keep_disk_bytes: of disk for snapshots of others' stages; None: a tenth of what is free.
-        encrypt_at_rest: whether what this peer writes to disks is encrypted.
-        buffers: what is lent to samples' buffers, and where.
-        listening: where others reach this machine.
-        initial_peers: without an invitation, DHT addresses of a swarm without keys, here.
-        dht_prefix: of such a swarm.
-        peer_id: this peer's id and name there.
-        name: The name by which people know this peer, such as "ada-3090"; None: the one that it
-            had, or two words and a number from its key.
+        invite: Invitation from `swarm-ft invite`; `@FILE` reads it from a file.
+        layers: Blocks to host, such as "12-24"; "auto" lets the coordinator choose.
+        device: Device to compute on: auto, cpu, cuda, cuda:N or mps.
+        dtype: Data type of computations, float32 or bfloat16; weights stay float32.
+        model: Directory or hub id of a model that replaces every run's model.
+        models: Directories below which jobs may name models; empty: jobs open no directory.
+        model_disk_bytes: Disk for hub models, in bytes; None: a quarter of the free disk.
+        allow_models: Hub ids that jobs may name, as ORG/NAME or ORG/*; empty: all public models.
+        memory_gib: Memory for stages, in GiB; None: 80 % of the memory free beside buffers.
+        max_stages: Maximum number of stages at a time, 1 to 4, each of another run.
+        threads: CPU threads of this process to compute with; None: torch's default.
+        watts: Power that this machine draws under load, in watts, for forecasts.
+        snapshots: Directory or URL for snapshots, the same for all; None: the peers' disks.
+        keep_disk_bytes: Disk for others' snapshots, in bytes; None: a tenth of the free disk.
+        encrypt_at_rest: Whether to encrypt this peer's files.
+        buffers: Memory and disk for sample buffers.
+        listening: Address at which others reach this machine.
+        initial_peers: DHT addresses of a swarm without keys on this machine, without `invite`.
+        dht_prefix: Name of such a swarm in the DHT.
+        peer_id: Id and name of this peer in such a swarm.
+        name: Name by which people know this peer, such as "ada-3090"; None: its earlier name, or
+            two words and a number from its key.
 
     Returns:
-        The peer, which others reach by now.
+        The peer, which others can reach.
 
     Raises:
-        BadInput: something is not usable.
-        SwarmError: why this machine cannot join.
+        BadInput: An argument is not usable.
+        SwarmError: This machine cannot join; the error is the cause.
     """
     options = ServeOptions(
         layers=parse_layers(layers),
@@ -224,9 +224,9 @@ async def _serve(
         listening=listening,
     )
     way = way_to(invite, tuple(initial_peers), dht_prefix)
-    told: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
-    task = await _up(serve_until_over(way, options, told.set_result), told)
-    return RunningPeer(task, told.result())
+    ready: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
+    task = await _up(serve_until_over(way, options, ready.set_result), ready)
+    return RunningPeer(task, ready.result())
 
 
 serve = waits("serve", _serve)
@@ -237,7 +237,7 @@ serve_async = awaits("serve_async", _serve)
 
 
 class RunningCoordinator(Running[Coordinator]):
-    """A swarm's coordinator."""
+    """A running coordinator."""
 
     def __init__(self, task: asyncio.Task[None], up: Coordinator, journal: str) -> None:
         super().__init__(task, up)
@@ -245,12 +245,12 @@ class RunningCoordinator(Running[Coordinator]):
 
     @property
     def endpoint(self) -> str:
-        """Where others reach it, `host:port`."""
+        """The address at which others reach it, `host:port`."""
         return self._up.endpoint
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses of its DHT node, by which members of a swarm without keys join."""
+        """The addresses of its DHT node, with which members join a swarm without keys."""
         return self._up.addresses
 
     def invite(
@@ -265,22 +265,22 @@ class RunningCoordinator(Running[Coordinator]):
         weight: int = 1,
         note: str = "",
     ) -> str:
-        """Make an invitation; whoever has it may join.
+        """Create an invitation, whose bearer may join.
 
         Args:
-            role: what it makes of its bearer: peer, client or relay.
-            uses: how many may join with it.
-            expires: how long it lets anybody in.
-            sees_tokens: whether a peer may host the first and the last stage.
-            replica_only: whether it hosts only what another peer hosts too.
-            layers: the only ones that it may host; auto for any.
-            weight: 1 to 100, of the peers that a client's jobs get, to those of other invitations'
-                jobs; all clients that come with this one share it.
+            role: Role of the new member: peer, client or relay.
+            uses: Number of members that may join.
+            expires: Lifetime of the invitation.
+            sees_tokens: Whether a peer may host the first and the last stage.
+            replica_only: Whether a peer may only host stages that another peer hosts too.
+            layers: Layers that a peer may host; "auto" for all.
+            weight: Weight of a client's jobs when peers are shared out, 1 to 100. All clients of
+                one invitation share its weight.
             note: The name by which people know its bearer, such as "Anna", unless a peer chooses
                 one. Peers' names are visible to the whole swarm.
 
         Raises:
-            BadOption: the swarm has no keys, a role is unknown, or the note can be no name.
+            BadOption: The swarm has no keys, an argument is out of its bounds, or the note is no name.
         """
         if role not in {"peer", "client", "relay"}:
             raise BadOption(f"role {role!a:.80}: expected peer, client or relay")
@@ -319,37 +319,37 @@ async def _coordinate(
     recording_bytes: int = RECORDING_BYTES,
     http: HttpPlaces = HttpPlaces(),  # noqa: B008 - a value
 ) -> RunningCoordinator:
-    """Run a swarm's coordinator until the returned one is stopped.
+    """Run a swarm's coordinator until the returned object is stopped.
 
-    The swarm's keys are beside the journal; they are made if there are none.
+    The swarm's keys lie beside the journal; the call creates them if there are none.
 
     Args:
-        journal: a file that holds all runs, made if absent.
-        listening: where others reach it.
-        initial_peers: of the DHT; without any it starts one.
-        dht_prefix: of the swarm's records.
-        snapshots: where snapshots of runs lie, the same for all peers; None: with the peers.
-        keepers: how many peers keep each stage's snapshots, where these lie with them; 0: none.
-        moves_layers: whether layers move from peer to peer while a run trains, where that is
-            faster.
-        queue_hours: how long a job that no peers can host waits for some.
-        result_hours: how long peers keep a finished run's result.
-        quotas: how much clients may hand in.
-        sealing_key: with which tokens and journal are encrypted; None does not.
-        insecure: without keys, in plaintext, for this machine alone.
-        is_public: whether anybody is let in, as a replica on probation.
-        has_relay: whether it joins members that no other way brings together.
-        recording_bytes: of what went into its decisions, kept beside the journal; 0 keeps none.
-        http: where its page and metrics are; without keys none but this machine sees the page.
+        journal: Path of the database of all runs, created if absent.
+        listening: Address at which others reach the coordinator.
+        initial_peers: Addresses of DHT nodes; empty: the coordinator starts a DHT.
+        dht_prefix: Name of the swarm in the DHT.
+        snapshots: Directory or URL for snapshots, the same for all; None: the peers' disks.
+        keepers: Number of peers that store each stage's snapshots, without `snapshots`; 0: none.
+        moves_layers: Whether to repartition running pipelines if that makes steps much faster.
+        queue_hours: Hours that a job waits for peers that can host it.
+        result_hours: Hours that peers keep a finished run's result.
+        quotas: Limits of the clients' jobs and data.
+        sealing_key: Key that encrypts tokens and journal; None: no encryption.
+        insecure: Whether the swarm has no keys, in plaintext and on this machine only.
+        is_public: Whether anybody may join, as a replica on probation.
+        has_relay: Whether to relay links between members that cannot reach each other.
+        recording_bytes: Disk for the recording beside the journal, in bytes; 0: no recording.
+        http: Addresses of the web page and the metrics. Without keys only this machine reaches
+            the page.
 
     Returns:
-        The coordinator, which others reach by now.
+        The coordinator, which others can reach.
 
     Raises:
-        BadInput: something is not usable.
-        SwarmError: why it does not come up.
+        BadInput: An argument is not usable.
+        SwarmError: The coordinator cannot start; the error is the cause.
     """
-    charge = Charge(
+    config = Charge(
         journal=str(journal),
         initial_peers=tuple(initial_peers),
         dht_prefix=dht_prefix,
@@ -366,29 +366,31 @@ async def _coordinate(
         recording_bytes=recording_bytes,
         http=http,
     )
-    _check_keys(charge, insecure=insecure)
-    told: asyncio.Future[Coordinator] = asyncio.get_running_loop().create_future()
+    _check_keys(config, insecure=insecure)
+    ready: asyncio.Future[Coordinator] = asyncio.get_running_loop().create_future()
 
     async def work() -> None:
         async with AsyncExitStack() as stack:
-            running = await composed(charge, stack)
-            told.set_result(running)
+            running = await composed(config, stack)
+            ready.set_result(running)
             await running.run()
 
-    return RunningCoordinator(await _up(work(), told), told.result(), charge.journal)
+    return RunningCoordinator(await _up(work(), ready), ready.result(), config.journal)
 
 
-def _check_keys(charge: Charge, *, insecure: bool) -> None:
-    """Make the swarm's keys if there are none, unless plaintext was asked for."""
-    folder = keys_folder(charge.journal)
+def _check_keys(config: Charge, *, insecure: bool) -> None:
+    """Create the swarm's keys if there are none; check the addresses of a swarm without keys."""
+    folder = keys_folder(config.journal)
     if not insecure:
         if not folder.exists():
             Authority.make(folder)
         return
     if folder.exists():
-        raise BadOption(f"insecure: this swarm has keys, in {folder}; start it without")
-    charge.listening.check_only_here()
-    check_only_here(charge.initial_peers)
+        raise BadOption(
+            f"insecure: expected a swarm without keys, got keys in {folder}; leave it out"
+        )
+    config.listening.check_only_here()
+    check_only_here(config.initial_peers)
 
 
 coordinate = waits("coordinate", _coordinate)

@@ -1,4 +1,4 @@
-"""Calls of a client with a job, each in a form that waits and in one that is awaited."""
+"""Calls of a client with a job, each in a blocking and in an awaitable form."""
 
 from __future__ import annotations
 
@@ -44,29 +44,28 @@ async def _train(
     """Fine-tune a model in a swarm, and fetch the result into `out`.
 
     Args:
-        invite: an invitation for a client, as `swarm-ft invite --role client` prints it; `@FILE`
-            reads it from a file.
-        initial_peers: without an invitation, DHT addresses of a swarm without keys, here.
-        dht_prefix: of such a swarm.
-        key_file: of this client's key, made if absent; None: this user's own.
-        progress: whether it is shown on standard error.
-        on_event: called with every event of the run (a step, an evaluation, a status), in another
-            thread.
-        options: those of `swarm-ft client train`, by their names with underscores; `model` and
+        invite: Invitation from `swarm-ft invite --role client`; `@FILE` reads it from a file.
+        initial_peers: DHT addresses of a swarm without keys on this machine, without `invite`.
+        dht_prefix: Name of such a swarm in the DHT.
+        key_file: Path of this client's key, created if absent; None: this user's own key.
+        progress: Whether to show the progress on standard error.
+        on_event: Callback for every event of the run (a step, an evaluation, a status). Another
+            thread calls it.
+        options: Options of `swarm-ft client train`, by their names with underscores. `model` and
             `dataset` are required.
 
     Returns:
-        The run's losses, evaluations and bytes, and where its result is.
+        A report with the run's losses, evaluations and bytes, and the place of its result.
 
     Raises:
-        BadInput: an option, the model, the data or the invitation is not usable.
-        SwarmError: why there is no result.
-        KeyboardInterrupt: Ctrl-C; the run goes on without this client, and `attach` returns to it.
+        BadInput: An option, the model, the data or the invitation is not usable.
+        SwarmError: The run has no result; the error is the cause.
+        KeyboardInterrupt: Ctrl-C. The run goes on without this client, and `attach` returns to it.
     """
-    asked = job_options(dict(options))
+    job = job_options(dict(options))
     way = way_to(invite, tuple(initial_peers), dht_prefix)
     key = Path(key_file) if key_file is not None else None
-    return await run_job_in(way, asked, key_file=key, shows=progress, on_event=on_event)
+    return await run_job_in(way, job, key_file=key, shows=progress, on_event=on_event)
 
 
 async def _submit(
@@ -81,26 +80,26 @@ async def _submit(
     """Submit a job and return; `attach` watches it and fetches its result.
 
     Args:
-        invite: as of `train`.
-        initial_peers: as of `train`.
-        dht_prefix: as of `train`.
-        key_file: as of `train`; `attach` needs the same.
-        progress: as of `train`.
-        options: as of `train`.
+        invite: Invitation, see `train`.
+        initial_peers: DHT addresses, see `train`.
+        dht_prefix: Name of the swarm in the DHT, see `train`.
+        key_file: Path of this client's key, see `train`; `attach` needs the same key.
+        progress: Whether to show the progress on standard error.
+        options: Options of the job, see `train`.
 
     Returns:
-        The run's id.
+        The id of the run.
 
     Raises:
-        BadInput: an option, the model, the data or the invitation is not usable.
-        SwarmError: the coordinator refuses the job.
+        BadInput: An option, the model, the data or the invitation is not usable.
+        SwarmError: The coordinator refuses the job.
     """
-    asked = job_options(dict(options))
-    check_outputs(asked.outputs)
+    requested = job_options(dict(options))
+    check_outputs(requested.outputs)
     console = console_for(shows=progress)
     async with connection(invite, initial_peers, dht_prefix, key_file) as swarm:
-        job = await read(asked, listener_on(console))
-        return str((await begun(swarm, job, asked, console=console)).run_id)
+        job = await read(requested, listener_on(console))
+        return str((await begun(swarm, job, requested, console=console)).run_id)
 
 
 async def _attach(
@@ -118,24 +117,25 @@ async def _attach(
     """Return to a run: watch it to its end, and fetch the result into `out`.
 
     Args:
-        run_id: the run; None for this client's only one.
-        invite: as of `train`.
-        initial_peers: as of `train`.
-        dht_prefix: as of `train`.
-        key_file: as of `train`; the same as then.
-        model: directory or hub id of the model, if it is not where the run says.
-        progress: as of `train`.
-        on_event: as of `train`; events from the first step on come again.
-        outputs: where the result and reports go, as of `train`; `out` is "swarm-ft-output".
+        run_id: Id of the run; None for this client's only run.
+        invite: Invitation, see `train`.
+        initial_peers: DHT addresses, see `train`.
+        dht_prefix: Name of the swarm in the DHT, see `train`.
+        key_file: Path of the key that submitted the run, see `train`.
+        model: Directory or hub id of the run's model, if it lies at another place here.
+        progress: Whether to show the progress on standard error.
+        on_event: Callback, see `train`; it gets all events from the first step on.
+        outputs: Places of the result and of reports, see `train`. The default of `out` is
+            "swarm-ft-output".
 
     Returns:
-        The run's losses, evaluations and bytes, and where its result is.
+        A report with the run's losses, evaluations and bytes, and the place of its result.
 
     Raises:
-        NotFound: there is no such run.
-        RunFailed: the run ended without a result, or its result was fetched already.
-        RunMismatch: `model` is not the model that the run began with.
-        KeyboardInterrupt: Ctrl-C; the run goes on without this client.
+        NotFound: This client has no such run.
+        RunFailed: The run ended without a result, or its result was fetched before.
+        RunMismatch: `model` is not the run's model.
+        KeyboardInterrupt: Ctrl-C. The run goes on without this client.
     """
     wanted = build(Outputs, by_names(Outputs, dict(outputs)))
     check_outputs(wanted)
@@ -159,31 +159,31 @@ async def _generate(
     """Continue a prompt with a finished run's model, before its result is fetched.
 
     Args:
-        prompt: the text; with `chat=True` what a user says.
-        run_id: the run; None for this client's only one.
-        invite: as of `train`.
-        initial_peers: as of `train`.
-        dht_prefix: as of `train`.
-        key_file: as of `train`; the same as then.
-        model: where the model's tokenizer lies, if not where the run says.
-        on_text: called with each piece of the new text as it comes, in another thread.
-        options: `max_new_tokens`, `do_sample` and others of `swarm-ft client generate`.
+        prompt: Text to continue; with `chat=True` the user's message.
+        run_id: Id of the run; None for this client's only run.
+        invite: Invitation, see `train`.
+        initial_peers: DHT addresses, see `train`.
+        dht_prefix: Name of the swarm in the DHT, see `train`.
+        key_file: Path of the key that submitted the run, see `train`.
+        model: Directory or hub id of the model's tokenizer, if it lies at another place here.
+        on_text: Callback for each piece of the new text. Another thread calls it.
+        options: Options of `swarm-ft client generate`, such as `max_new_tokens` and `do_sample`.
 
     Returns:
         The new text, and its tokens.
 
     Raises:
-        Unavailable: the run is not finished yet, or no peer of a stage answers.
-        RunFailed: the run has no result, or its result was fetched.
-        BadModel: the tokenizer is not there, or the model's family cannot generate so.
+        Unavailable: The run is not finished yet, or no peer of a stage answers.
+        RunFailed: The run has no result, or its result was fetched.
+        BadModel: The tokenizer is missing, or the swarm cannot generate with this model family.
     """
-    asked = build(GenerateOptions, by_names(GenerateOptions, dict(options)))
+    wanted = build(GenerateOptions, by_names(GenerateOptions, dict(options)))
     console = console_for(shows=True)
     async with connection(invite, initial_peers, dht_prefix, key_file) as swarm:
         return await generate_in(
             swarm,
             prompt,
-            asked,
+            wanted,
             run_id=run_id,
             model=model,
             on_text=on_text or (lambda _piece: None),
@@ -200,26 +200,26 @@ async def _plan(
     key_file: str | Path | None = None,
     **options: Unpack[PlanKeywords],
 ) -> Forecast:
-    """Forecast how long a job would take and what it would send; nothing begins.
+    """Forecast how long a job would take and what it would send; submits nothing.
 
     Args:
-        model: directory or hub id.
-        invite: as of `train`.
-        initial_peers: as of `train`.
-        dht_prefix: as of `train`.
-        key_file: as of `train`.
-        options: those of `swarm-ft plan`, by their names with underscores.
+        model: Directory or hub id of the model.
+        invite: Invitation, see `train`.
+        initial_peers: DHT addresses, see `train`.
+        dht_prefix: Name of the swarm in the DHT, see `train`.
+        key_file: Path of this client's key, see `train`.
+        options: Options of `swarm-ft plan`, by their names with underscores.
 
     Returns:
-        Seconds, samples a second, and bytes, memory and layers of each stage; `lines()` is the
-        text of `swarm-ft plan`.
+        A forecast with seconds, samples per second, and the bytes, memory and layers of each
+        stage. Its `lines()` are the text of `swarm-ft plan`.
 
     Raises:
-        BadInput: an option or the model is not usable.
-        Unavailable: no peers would host the job now.
+        BadInput: An option or the model is not usable.
+        Unavailable: No peers can host the job now.
     """
-    given = {**by_names(PlanOptions, dict(options)), "model": model}
-    checkpoint, spec = await asyncio.to_thread(read_model, build(PlanOptions, given))
+    values = {**by_names(PlanOptions, dict(options)), "model": model}
+    checkpoint, spec = await asyncio.to_thread(read_model, build(PlanOptions, values))
     async with connection(invite, initial_peers, dht_prefix, key_file) as swarm:
         found, _ = await forecast_in(swarm, checkpoint, spec)
     return found

@@ -1,4 +1,4 @@
-"""A coordinator put together: its journal, keys, DHT, service, port and relay."""
+"""The start of a coordinator: its journal, keys, DHT, service, port and relay."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from swarm_ft.page.facts import Documents
 from swarm_ft.page.server import LOOPBACK, HttpPlaces, Watched, watched
 from swarm_ft.protocol.messages.meeting import RelayPlace
 from swarm_ft.protocol.spec.bounds import host_of, is_loopback
+from swarm_ft.protocol.spec.sizes import size_words
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.transport import FrontedTransport
 from swarm_ft.snapshots.store import SnapshotStore
@@ -57,29 +58,32 @@ if TYPE_CHECKING:
 
 DOCUMENTS = Documents(status=status_fields, event=event_fields, row=row_fields)
 SOMEWHERE = {"0.0.0.0": "192.0.2.1:9", "::": "[2001:db8::1]:9"}
-"""Addresses that nobody has (RFC 5737, RFC 3849): by which of ours we would reach them."""
+"""Documentation addresses (RFC 5737, RFC 3849), whose route reveals this machine's address."""
 KEEPERS = 2
-"""As many machines beside a stage's own may die at once."""
+"""Default number of keepers. So many machines beside a stage's own may die at once."""
 Owned = tuple[Authority, Registry]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Charge:
-    """What a coordinator was told at its start.
+    """The configuration of a coordinator.
 
     Attributes:
-        journal: its file; the swarm's keys are beside it, if it has some.
-        initial_peers: of the DHT; without any it starts one.
-        queue_s: how long a run that nobody can host waits for somebody.
-        result_s: how long a finished run waits for its client.
-        snapshots: where peers save stages; None: with each other, or nowhere.
-        num_keepers: how many peers keep each stage of a snapshot; 0: none do.
-        moves_layers: whether runs are cut anew while they train, where that is faster.
-        sealing_key: of what lies on its disk; None: that is not encrypted.
-        is_public: anybody is let in, as a replica on probation.
-        has_relay: it joins, at its port, whom no other way brings together.
-        recording_bytes: of what went into its decisions; 0: nothing is kept.
-        http: where its page and its metrics are.
+        journal: Path of the database of runs; the swarm's keys lie beside it, if it has any.
+        initial_peers: Addresses of DHT nodes; empty: the coordinator starts a DHT.
+        dht_prefix: Name of the swarm in the DHT.
+        listening: Address to listen on, and the one to announce.
+        queue_s: Seconds that a run waits for peers that can host it.
+        result_s: Seconds that a finished run waits for its client.
+        quotas: Limits of the clients' jobs and data.
+        snapshots: Store of snapshots; None: keepers store them, or nobody.
+        num_keepers: Number of peers that store each stage of a snapshot; 0: none.
+        moves_layers: Whether to repartition running pipelines if that makes steps much faster.
+        sealing_key: Key that encrypts the coordinator's files; None: no encryption.
+        is_public: Whether anybody may join, as a replica on probation.
+        has_relay: Whether to relay links between members that cannot reach each other.
+        recording_bytes: Size of the recording of the coordinator's inputs, in bytes; 0: none.
+        http: Addresses of the web page and the metrics.
     """
 
     journal: str
@@ -101,14 +105,16 @@ class Charge:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coordinator:
-    """One that listens.
+    """A coordinator that listens.
 
     Attributes:
-        endpoint: where others reach it.
-        addresses: of its DHT node.
-        public: the invitation for all, if all are to be let in.
-        watched: where its page and its metrics are.
-        disk_words: how much of the disk is free, and how much is reserved, for people.
+        endpoint: Address at which others reach it.
+        addresses: Addresses of its DHT node.
+        public: Public invitation, or None if the swarm has none.
+        watched: Addresses of its web page and its metrics.
+        service: Service that plans and commits.
+        enrolment: Service that admits members; None in a swarm without keys.
+        disk_words: Free and reserved bytes of its disk, for people.
     """
 
     endpoint: str
@@ -123,107 +129,114 @@ class Coordinator:
         """Plan and commit, until cancelled.
 
         Raises:
-            JournalError: what has to be kept cannot be.
+            JournalError: The journal cannot be written.
         """
         enrolling = [self.enrolment.run()] if self.enrolment else []
         await until_one_ends(self.service.run(), *enrolling)
 
 
 def keepers_of(asked: int | None, snapshots: str | None) -> int:
-    """How many peers are to keep each stage of a snapshot.
+    """Return the number of peers that store each stage of a snapshot.
 
     Args:
-        asked: how many; None: as many as is usual.
-        snapshots: where all of them lie instead; None: nowhere.
+        asked: Configured number; None: the default.
+        snapshots: Directory or URL that stores all snapshots instead; None: there is none.
 
     Raises:
-        BadOption: both are asked for.
+        BadOption: Both are configured.
     """
     if asked and snapshots:
-        raise BadOption(
-            "--keepers, --snapshots: snapshots lie with peers or in one place, not both"
-        )
-    usual = 0 if snapshots else KEEPERS
-    return usual if asked is None else asked
+        raise BadOption("--keepers, --snapshots: expected one of the two, got both")
+    default = 0 if snapshots else KEEPERS
+    return default if asked is None else asked
 
 
-async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
-    """A coordinator that listens as long as `stack` is open.
+async def composed(config: Charge, stack: AsyncExitStack) -> Coordinator:
+    """Start a coordinator that listens as long as `stack` is open.
+
+    Args:
+        config: Configuration.
+        stack: Context of everything that the coordinator opens.
 
     Raises:
-        BadOption: the journal, or the swarm's keys, cannot be read, or a page is asked for that
-            needs them.
-        PortInUse: its port is taken.
-        DirectoryUnreachable: none of the initial peers answers.
+        BadOption: The journal or the swarm's keys cannot be read, or the page needs keys.
+        PortInUse: A port is taken.
+        DirectoryUnreachable: None of the initial peers answers.
     """
-    told.http.check(has_keys=keys_folder(told.journal).exists())
-    for place in ((told.listening.address, told.listening.port), *told.http.asked):
-        await check_address(*place)  # before a journal is made
-    owned = stack.enter_context(_with_keys(told.journal))
-    certificate = _web_certificate(told, owned)
-    directory = await stack.enter_async_context(await _dht(told, owned))
-    journal = stack.enter_context(closing(_open_journal(told.journal, told.sealing_key)))
-    forget_missing_snapshots(journal, told.snapshots)  # nobody is served yet
-    addresses = _announced(directory.addresses, told.listening.announced_host)
-    recording = _recording(told, stack)
-    parts = _Parts(told, owned, journal, told.initial_peers or addresses, recording)
+    config.http.check(has_keys=keys_folder(config.journal).exists())
+    for place in ((config.listening.address, config.listening.port), *config.http.asked):
+        await check_address(*place)  # A taken port must not leave a new journal behind.
+    owned = stack.enter_context(_with_keys(config.journal))
+    certificate = _web_certificate(config, owned)
+    directory = await stack.enter_async_context(await _dht(config, owned))
+    journal = stack.enter_context(closing(_open_journal(config.journal, config.sealing_key)))
+    forget_missing_snapshots(journal, config.snapshots)  # The service must not have started yet.
+    addresses = _announced(directory.addresses, config.listening.announced_host)
+    recording = _recording(config, stack)
+    server = _CoordinatorServer(
+        config, owned, journal, config.initial_peers or addresses, recording
+    )
     found = announced(
-        await parts.serve(), told.listening, directory, Role.COORDINATOR, COORDINATOR_NAME
+        await server.serve(), config.listening, directory, Role.COORDINATOR, COORDINATOR_NAME
     )
     endpoint = await stack.enter_async_context(found)
-    await parts.dial_back(endpoint)
-    await parts.lend_relay(endpoint, stack)
+    await server.dial_back(endpoint)
+    await server.lend_relay(endpoint, stack)
     return Coordinator(
         endpoint=endpoint,
         addresses=addresses,
-        public=await parts.opens(endpoint),
+        public=await server.set_endpoint(endpoint),
         watched=await stack.enter_async_context(
-            watched(parts.service, SystemClock(), DOCUMENTS, _http(told), certificate)
+            watched(server.service, SystemClock(), DOCUMENTS, _http(config), certificate)
         ),
-        service=parts.service,
-        enrolment=parts.enrolment,
+        service=server.service,
+        enrolment=server.enrolment,
         disk_words=_disk_words(journal),
     )
 
 
 def _disk_words(journal: Journal) -> str:
-    free_bytes, reserve = journal.tokens.free_bytes(), f"{TOKEN_RESERVE_BYTES / 1e6:,.0f} MB"
+    """Describe the free disk of the coordinator; empty if it is unknown."""
+    free_bytes, reserve = journal.tokens.free_bytes(), size_words(TOKEN_RESERVE_BYTES)
     if free_bytes is None:
         return ""
-    free = f"its disk has {free_bytes / 1e6:,.0f} MB free"
+    free = f"Its disk has {size_words(free_bytes)} free"
     if free_bytes < TOKEN_RESERVE_BYTES:
-        return f"{free}; it takes no job, for {reserve} are reserved for runs under way; make room"
-    return f"{free}, of which {reserve} stay reserved for runs under way"
+        return (
+            f"{free}, but it reserves {reserve} for active runs. It accepts no jobs; free some "
+            "space."
+        )
+    return f"{free}; it reserves {reserve} for active runs."
 
 
-def _http(told: Charge) -> HttpPlaces:
-    """Serve HTTP; a file beside the journal has the page's newest address."""
-    has_file = told.journal != ":memory:"
-    return replace(told.http, address_file=Path(f"{told.journal}.page") if has_file else None)
+def _http(config: Charge) -> HttpPlaces:
+    """Return the HTTP addresses, with a file beside the journal for the page's newest address."""
+    has_file = config.journal != ":memory:"
+    return replace(config.http, address_file=Path(f"{config.journal}.page") if has_file else None)
 
 
-class _Parts:
-    """What answers at a coordinator's port.
+class _CoordinatorServer:
+    """The handlers of a coordinator's port.
 
     Args:
-        told: at its start.
-        owned: the swarm's keys; without them there is plaintext, and nobody enrols or meets.
-        journal: of its runs.
-        nodes: of the DHT, for those who enrol.
-        recording: where all goes that went into decisions, if it is kept.
+        config: Configuration of the coordinator.
+        owned: The swarm's authority and registry; None: plaintext, without enrolment.
+        journal: Journal of the runs.
+        nodes: Addresses of DHT nodes for new members.
+        recording: Recording of the coordinator's inputs, or None.
     """
 
     def __init__(
         self,
-        told: Charge,
+        config: Charge,
         owned: Owned | None,
         journal: Journal,
         nodes: tuple[str, ...],
         recording: RecordingFiles | None,
     ) -> None:
-        self._told = told
+        self._config = config
         self._owned = owned
-        self._ticket_key = new_key()  # good for a minute's tickets, and for this process
+        self._ticket_key = new_key()  # Tickets last a minute, so a restart may change the key.
         self._introductions = Introductions(lambda: self._ticket_key, SystemClock())
         self._names = MemberNames()
         self.service = self._new_service(journal, recording)
@@ -232,7 +245,7 @@ class _Parts:
             self.enrolment = Enrolment(
                 *owned,
                 nodes,
-                told.dht_prefix,
+                config.dht_prefix,
                 on_revoked=self.service.revoke,
                 on_void=self.service.send_all_away,
                 on_renewed=self.service.renewed,
@@ -249,12 +262,12 @@ class _Parts:
         return CoordinatorService(
             journal,
             SystemClock(),
-            self._told.snapshots,
-            num_keepers=self._told.num_keepers,
-            moves_layers=self._told.moves_layers,
-            queue_s=self._told.queue_s,
-            result_s=self._told.result_s,
-            quotas=self._told.quotas,
+            self._config.snapshots,
+            num_keepers=self._config.num_keepers,
+            moves_layers=self._config.moves_layers,
+            queue_s=self._config.queue_s,
+            result_s=self._config.result_s,
+            quotas=self._config.quotas,
             grants=self._owned[1].grant_of if self._owned else None,
             claims=self._owned[1].claim_of if self._owned else None,
             ways=self._introductions.meetings.known,
@@ -264,8 +277,8 @@ class _Parts:
         )
 
     async def serve(self) -> Server:
-        """Listen, at the port that earlier invitations name if none was asked for."""
-        host, port = self._told.listening.address, self._told.listening.port
+        """Listen on the configured port, or else on that of earlier invitations if it is free."""
+        host, port = self._config.listening.address, self._config.listening.port
         if not port and self._owned:
             port = await _last_port(host, self._owned[1])
         return await (self._fronted or self._grpc).serve(host, port, self._handlers())
@@ -278,62 +291,62 @@ class _Parts:
         return served | {MEASURE_LINK: self.enrolment.for_invited(served[MEASURE_LINK])}
 
     async def dial_back(self, endpoint: str) -> None:
-        """Answer members that ask whether a port of theirs can be dialled.
+        """Answer members that request a connection test of their port.
 
         Args:
-            endpoint: where this coordinator is announced; its scope decides which addresses it
-                dials.
+            endpoint: Announced address of the coordinator, whose network decides which addresses
+                it may dial.
         """
         if self._fronted is None:
             return
         hosts = [host_of(address) for address in await addresses_of(endpoint)]
-        # Many systems resolve their own name to 127.0.1.1, which says nothing of its network.
+        # Many systems resolve their own name to 127.0.1.1, which does not reveal their network.
         is_known = hosts and (host_of(endpoint) in hosts or not is_loopback(hosts[0]))
         self._fronted.front.dial_back_from(hosts[0] if is_known else "")
 
     async def lend_relay(self, endpoint: str, stack: AsyncExitStack) -> None:
-        """Be a relay at this port, if there is to be one."""
-        if self._fronted is None or not self._told.has_relay:
+        """Run a relay at this port, if it is configured."""
+        if self._fronted is None or not self._config.has_relay:
             return
         relay = Relay(self._fronted.front, self._ticket_key.public_key)
-        probed = await self._fronted.front.listen(self._told.listening.address, 0)
+        probed = await self._fronted.front.listen(self._config.listening.address, 0)
         host, port = endpoint.rpartition(":")[0], probed.rpartition(":")[2]
         place = RelayPlace(endpoint=endpoint, probe_endpoint=f"{host}:{port}")
         self._introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
         relay.on_leg(self._introductions.relays.own_leg)
         stack.callback(asyncio.create_task(relay.tell()).cancel)
 
-    async def opens(self, endpoint: str) -> Invite | None:
-        """Where invitations lead from now on; that for all, if all are to be let in."""
+    async def set_endpoint(self, endpoint: str) -> Invite | None:
+        """Set the address of future invitations; return the public invitation, if there is one."""
         if self.enrolment is None:
             return None
-        return await self.enrolment.opens(endpoint, to_all=self._told.is_public)
+        return await self.enrolment.opens(endpoint, to_all=self._config.is_public)
 
 
-# ---- what is beside it
+# ---- files, addresses and the DHT
 
 
 def _with_keys(journal: str) -> AbstractContextManager[Owned | None]:
-    """The swarm's authority and registry; None if it has no keys."""
+    """Open the swarm's authority and registry; None if it has no keys."""
     return opened(journal) if keys_folder(journal).exists() else nullcontext()
 
 
-def _web_certificate(told: Charge, owned: Owned | None) -> WebCertificate | None:
-    """Of the page, if it is for other machines too."""
-    if owned is None or not told.http.is_far:
+def _web_certificate(config: Charge, owned: Owned | None) -> WebCertificate | None:
+    """Issue the page's certificate, if other machines can reach the page."""
+    if owned is None or not config.http.is_far:
         return None
-    return owned[0].web((*page_names(told.http.page or "", told.listening), *LOOPBACK))
+    return owned[0].web((*page_names(config.http.page or "", config.listening), *LOOPBACK))
 
 
 def page_names(page: str, listening: Listening) -> tuple[str, ...]:
-    """By which other machines call the page, the best one first.
+    """Return the hosts by which other machines call the page, the best one first.
 
     Args:
-        page: on what it listens.
-        listening: where the coordinator itself is.
+        page: Host on which the page listens.
+        listening: Addresses of the coordinator itself.
 
     Raises:
-        BadOption: none is known.
+        BadOption: No such host is known.
     """
     hosts = (page, listening.announced_host or "", listening.address)
     names = [host for host in hosts if host not in LISTEN_ANYWHERE and not is_loopback(host)]
@@ -343,20 +356,20 @@ def page_names(page: str, listening: Listening) -> tuple[str, ...]:
         return (own_address_towards(SOMEWHERE[page]),)
     except BadOption as error:
         raise BadOption(
-            f"--page {page}: --announce HOST must say its name; {error.message}"
+            f"--page {page}: expected --announce HOST with its name beside it; {error.message}"
         ) from error
 
 
 async def _dht(
-    told: Charge, owned: Owned | None
+    config: Charge, owned: Owned | None
 ) -> AbstractAsyncContextManager[DhtDirectory | RememberingDirectory]:
-    own = () if told.initial_peers else (await _listening_maddr(told.listening.address),)
+    own = () if config.initial_peers else (await _listening_maddr(config.listening.address),)
     signer = owned[0].signer if owned else None
-    return in_dht(told.initial_peers, told.dht_prefix, host_maddrs=own, signer=signer)
+    return in_dht(config.initial_peers, config.dht_prefix, host_maddrs=own, signer=signer)
 
 
 async def _last_port(host: str, registry: Registry) -> int:
-    """The port that earlier invitations name, if it is free; else 0, for any."""
+    """Return the port in earlier invitations if it is free, or else 0 for any port."""
     port = int((registry.address() or ":0").rpartition(":")[2])
     try:
         await check_address(host, port)
@@ -369,20 +382,20 @@ def _open_journal(path: str, sealing_key: bytes | None) -> Journal:
     try:
         return Journal(path, sealing_key, reserve_bytes=RESERVE_BYTES)
     except JournalError as error:
-        raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
+        raise BadOption(f"--{error.message}") from error  # The message begins "journal PATH:".
 
 
-def _recording(told: Charge, stack: AsyncExitStack) -> RecordingFiles | None:
-    if not told.recording_bytes or told.journal == ":memory:":
+def _recording(config: Charge, stack: AsyncExitStack) -> RecordingFiles | None:
+    if not config.recording_bytes or config.journal == ":memory:":
         return None
-    folder = folder_of(told.journal)
+    folder = folder_of(config.journal)
     return stack.enter_context(
-        closing(RecordingFiles(folder, told.sealing_key, told.recording_bytes))
+        closing(RecordingFiles(folder, config.sealing_key, config.recording_bytes))
     )
 
 
 async def _listening_maddr(host: str) -> str:
-    """`host`, which `check_address` passed, as a multiaddr; libp2p listens on no names."""
+    """Resolve a checked host to a multiaddr, since libp2p cannot listen on names."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     address = ipaddress.ip_address(found[0][4][0])
@@ -390,7 +403,7 @@ async def _listening_maddr(host: str) -> str:
 
 
 def _announced(addresses: Sequence[str], host: str | None) -> tuple[str, ...]:
-    """The DHT's addresses, by the host that others were told to use, if they were."""
+    """Replace the host of the DHT's addresses by the announced one, if there is one."""
     if host is None:
         return tuple(addresses)
     try:

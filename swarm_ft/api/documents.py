@@ -1,4 +1,4 @@
-"""What is known and what happened as JSON: of `--json`, and of the coordinator's page."""
+"""JSON documents of a swarm's status, events and losses, for `--json` and the web page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def status_fields(found: SwarmStatus) -> dict[str, Any]:
-    """Of all that is known."""
+    """Return the document of a swarm's status."""
     from swarm_ft.protocol.messages.enrolment import name_lookup
 
     name_of = name_lookup(found.names)
@@ -167,14 +167,14 @@ def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:
 
 
 def grant_fields(grant: Grant) -> dict[str, Any]:
-    """Of what a peer may host, and a client may claim."""
+    """Return the fields of a member's permissions and weight."""
     layers = None if grant.layers is None else str(grant.layers)
     tokens = {"replica_only": grant.replica_only, "sees_tokens": grant.sees_tokens}
     return {**tokens, "only_layers": layers, "weight": grant.weight}
 
 
 def event_fields(event: SwarmEvent) -> dict[str, Any]:
-    """Of something that happened."""
+    """Return the document of an event."""
     from swarm_ft.protocol.spec.member_name import default_name
 
     peer = event.peer_id
@@ -192,11 +192,11 @@ def event_fields(event: SwarmEvent) -> dict[str, Any]:
     }
 
 
-def row_fields(told: StepCommitted | Evaluated) -> dict[str, Any]:
-    """Of a step or an evaluation."""
+def row_fields(row: StepCommitted | Evaluated) -> dict[str, Any]:
+    """Return the document of a step or an evaluation."""
     from swarm_ft.protocol.messages.client import StepCommitted
 
-    return _step_fields(told) if isinstance(told, StepCommitted) else _eval_fields(told)
+    return _step_fields(row) if isinstance(row, StepCommitted) else _eval_fields(row)
 
 
 def _step_fields(step: StepCommitted) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _eval_fields(found: Evaluated) -> dict[str, Any]:
 
 
 def _flat(value: DataclassInstance) -> dict[str, Any]:
-    """The fields of a dataclass that holds no others; `asdict` takes many times as long."""
+    """Return the fields of a flat dataclass, many times as fast as `asdict`."""
     return {name: getattr(value, name) for name in _names(type(value))}
 
 

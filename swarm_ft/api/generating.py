@@ -1,4 +1,4 @@
-"""A text continued by a finished run, from the prompt's words to the new ones."""
+"""Generation with a finished run, from the text of the prompt to the new text."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratedText:
-    """A text that a run's trained stages wrote; `str()` is the text alone.
+    """A text that a run's trained stages generated; `str()` is the text alone.
 
     Attributes:
-        run: the run's id.
-        text: the new text, without the prompt.
-        token_ids: the new tokens, with the one that ends the text.
-        prompt_tokens: number of tokens of the prompt.
-        ended: whether the model ended the text, or `max_new_tokens` cut it off.
-        seed: of the sampling; None without sampling.
-        seconds: that it took.
+        run: Id of the run.
+        text: New text, without the prompt.
+        token_ids: New tokens, with the one that ends the text.
+        prompt_tokens: Number of tokens of the prompt.
+        ended: Whether the model ended the text; otherwise `max_new_tokens` cut it off.
+        seed: Seed of the sampling; None without sampling.
+        seconds: Duration of the generation in seconds.
     """
 
     run: str
@@ -62,25 +62,25 @@ async def generate_in(
     """Continue a prompt with the trained stages of a finished run.
 
     Args:
-        swarm: a connection to the run's swarm.
-        prompt: the text; with `options.chat` what a user says.
-        options: how tokens are chosen.
-        run_id: the run; None for this client's only one.
-        model: where the model's tokenizer lies, if not where the run says.
-        on_text: receives each piece of the new text as it comes.
-        on_trouble: receives a line when a peer fails, or a setting of the model is left out.
+        swarm: Connection to the run's swarm.
+        prompt: Text to continue; with `options.chat` the user's message.
+        options: Options of the decoding.
+        run_id: Id of the run; None for this client's only run.
+        model: Directory or hub id of the model's tokenizer, if it lies at another place here.
+        on_text: Callback for each piece of the new text.
+        on_trouble: Callback for a line about a failed peer or an ignored setting of the model.
 
     Raises:
-        BadModel: the tokenizer is not there.
-        RunMismatch: the tokenizer is another model's.
-        Unavailable: the run is not finished, or no peer of a stage answers.
-        RunFailed: the run has no result, or its result was fetched.
+        BadModel: The tokenizer is missing.
+        RunMismatch: The tokenizer is another model's.
+        Unavailable: The run is not finished, or no peer of a stage answers.
+        RunFailed: The run has no result, or its result was fetched.
     """
     status = await swarm.run(RunId(run_id) if run_id else None)
     check_generates(status)
     words = await asyncio.to_thread(_words_of, status, model)
     for name in words.unheeded:
-        on_trouble(f"the model's generation_config asks for {name}: left out")
+        on_trouble(f"ignoring {name} of the model's generation_config")
     wanted = _wanted(prompt, words, options)
     new, pieces = NewText(words.tokenizer, wanted.prompt), list[str]()
 
@@ -112,23 +112,23 @@ def _words_of(status: RunStatus, model: str | None) -> Words:
     """Open the tokenizer of a run's model, and find the tokens that end its texts.
 
     Raises:
-        BadModel: it is not there; `--model` may name its place.
-        RunMismatch: it is another model's.
+        BadModel: The tokenizer is missing; `--model` may name its place.
+        RunMismatch: The tokenizer is another model's.
     """
     from swarm_ft.stage.words import open_words
 
     words = open_words(model or status.spec.model.reference)
     if len(words.tokenizer) > status.spec.model.vocab_size:
         raise RunMismatch(
-            f"--model: expected a tokenizer of at most {status.spec.model.vocab_size} tokens, as "
-            f"run {status.run_id} has, got one of {len(words.tokenizer)}"
+            f"--model: expected a tokenizer of at most {status.spec.model.vocab_size} tokens, like "
+            f"that of {status.run_id}, got {len(words.tokenizer)}"
         )
     return replace(words, ends=words.ends.union(status.spec.train.end_token_ids))
 
 
 def _wanted(prompt: str, words: Words, options: GenerateOptions) -> Wanted:
     ends = words.ends
-    if options.chat:  # a turn's, which a model's own may not be
+    if options.chat:  # The end of a turn need not be among the model's own end tokens.
         of_turn = words.tokenizer.eos_token_id, turn_end_of(words.tokenizer)
         ends |= {token for token in of_turn if token is not None}
     wanted = Wanted(

@@ -1,4 +1,4 @@
-"""Jobs in YAML, read and written; `api/translation.py` knows what keys mean."""
+"""Reading and writing of jobs in YAML; `api/translation.py` translates the keys."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class _RepeatedKey(Exception):
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc] # yaml has no types
-    """Refuses a key that a mapping has twice; YAML's own loader takes the last one."""
+    """A loader that refuses repeated keys, of which YAML's own loader takes the last."""
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """Compose a mapping as yaml's `Composer` does, and refuse repeated keys.
+        """Compose a mapping like yaml's `Composer`, and refuse repeated keys.
 
         Raises:
-            _RepeatedKey: a key is there twice.
+            _RepeatedKey: A key stands on two lines.
         """
         node: Any = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
@@ -40,30 +40,31 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc] # yaml has no types
                 name, line = (key.tag, key.value), key.start_mark.line + 1
                 if name in lines:
                     raise _RepeatedKey(
-                        f"line {line}: {key.value} is given twice, on line {lines[name]} too"
+                        f"line {line}: expected {key.value} once, got it on line {lines[name]} too"
                     )
                 lines[name] = line
         return node
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
-    """Read a file's keys and values as they are written.
+    """Read a file's keys and values without translation.
 
     Raises:
-        BadOption: the file cannot be read, is no mapping in YAML, or has a key twice.
+        BadOption: The file cannot be read, is no mapping in YAML, or repeats a key.
     """
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
             raise BadOption(f"{path}: expected at most {MAX_FILE_BYTES} bytes")
-        document = yaml.load(text, _Loader)  # _Loader is a SafeLoader
+        document = yaml.load(text, _Loader)  # _Loader is a SafeLoader.
     except OSError as error:
         raise BadOption(f"{path}: {error.strerror}") from None
     except _RepeatedKey as error:
         raise BadOption(f"{path}: {printable(str(error))}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadOption(f"{path}: not YAML: {' '.join(str(error).split())[:300]}") from None
+        found = " ".join(str(error).split())[:300]
+        raise BadOption(f"{path}: expected YAML: {found}") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise BadOption(f"{path}: expected keys and values, as 'base_model: gpt2'")
     return document
@@ -73,7 +74,7 @@ def read_job_file(path: Path) -> dict[str, Any]:
 
 
 def job_yaml(options: JobOptions) -> str:
-    """Write all options of a job as a file that asks for the same job, by axolotl's keys if any."""
+    """Write a job as a file with all its options, under axolotl's keys where it has them."""
     values = {one.field: _written(one, _value_at(options, one.field)) for one in _declared()}
     document: dict[str, Any] = {}
     names = {one.field: _name(one) for one in _declared()}
@@ -83,23 +84,23 @@ def job_yaml(options: JobOptions) -> str:
         values["lr_schedule"] = "constant_with_warmup"
     held_out = {"path": values.pop("eval_dataset"), "split": values.pop("eval_split")}
     document["base_model"] = values.pop("model")
-    document["datasets"] = [_given({"path": path, "split": split}) for path in options.datasets]
+    document["datasets"] = [_not_none({"path": path, "split": split}) for path in options.datasets]
     if held_out["path"] is not None:
-        document["test_datasets"] = [_given(held_out)]
+        document["test_datasets"] = [_not_none(held_out)]
     elif held_out["split"] is not None:
         document["eval_split"] = held_out["split"]
-    document |= {names[field]: value for field, value in _given(values).items()}
+    document |= {names[field]: value for field, value in _not_none(values).items()}
     text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     return text
 
 
 def _name(one: Declared) -> str:
-    """Return the key of an option: axolotl's, or the longer one of our own."""
+    """Return the key of an option: axolotl's, or our longer one."""
     axolotl = {field: key for key, field in RENAMED.items()} | {"learning_rate": "learning_rate"}
     return axolotl.get(one.field) or (one.long_flag or one.flag)[2:].replace("-", "_")
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+def _not_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -113,7 +114,7 @@ def _value_at(options: JobOptions, field: str) -> Any:
 
 
 def _written(one: Declared, value: Any) -> Any:
-    """Convert to what YAML has: a word of the option's, a number, a truth value or a text."""
+    """Convert a value to a type of YAML: the option's word, a number, a bool or a text."""
     if one.is_repeated:
         return list(value) or None
     if one.choices and value is not None:

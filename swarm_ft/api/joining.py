@@ -1,4 +1,4 @@
-"""How a process gets into a swarm: by an invitation, or through DHT nodes that it was given."""
+"""Connections of a process to a swarm, by an invitation or through given DHT nodes."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
 DHT_PREFIX = "swarm-ft"
-"""Of a swarm that is not named otherwise."""
+"""Default name of a swarm in the DHT."""
 MAX_FILE_CHARS = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WayIn:
-    """The way by which a command or a call finds its swarm.
+    """The address of a swarm, as a command or a call gets it.
 
     Attributes:
-        invite: its links are then encrypted, and both ends known; None leads into a swarm without
-            keys, in plaintext, on this machine alone.
-        initial_peers: nodes of the DHT; those that the coordinator names, if there are none.
-        dht_prefix: of the swarm's records, for those who come without an invitation.
-        coordinator: where that is, if it was said; then the DHT need not be asked.
-        invite_file: the invitation's file, for commands that this one suggests. They never hold
-            the invitation itself: other users of a machine read command lines.
+        invite: Invitation, with which links are encrypted and authenticated; None leads to a
+            swarm without keys, in plaintext on this machine.
+        initial_peers: Addresses of DHT nodes; empty: the coordinator sends them.
+        dht_prefix: Name of the swarm in the DHT, without an invitation.
+        coordinator: Address of the coordinator; None: the DHT has it.
+        invite_file: File of the invitation, for suggested commands. They never contain the
+            invitation itself, since other users of a machine can read command lines.
 
     Raises:
-        BadOption: without an invitation, a node is not on this machine.
+        BadOption: Without an invitation, a node is not on this machine.
     """
 
     invite: Invite | None
@@ -66,7 +66,7 @@ class WayIn:
             check_only_here(self.initial_peers)
 
     def __str__(self) -> str:
-        """Write the options that lead there again, as words of a shell."""
+        """Write the options that lead to the same swarm, quoted for a shell."""
         peers = " ".join(f"--initial-peers {peer}" for peer in self.initial_peers)
         security = (
             "--insecure" if self.invite is None else f"--invite {quote(f'@{self.invite_file}')}"
@@ -75,28 +75,31 @@ class WayIn:
 
 
 def check_only_here(maddrs: Iterable[str]) -> None:
-    """Refuse nodes of a DHT on other machines; for links without keys.
+    """Refuse DHT nodes on other machines, for links without keys.
 
     Raises:
-        BadOption: one is not at an address of this machine.
+        BadOption: A node is not at an address of this machine.
     """
     for maddr in maddrs:
         _, kind, host, *_ = f"{maddr}///".split("/")
         if not (kind in {"ip4", "ip6"} and is_loopback(host)):
             raise BadOption(
-                f"--initial-peers {ascii(maddr)[:200]}: with --insecure expected one on this "
-                "machine, /ip4/127.0.0.1/... or /ip6/::1/...; others are joined with an invitation"
+                f"--initial-peers {ascii(maddr)[:200]}: with --insecure expected an address of "
+                "this machine, /ip4/127.0.0.1/... or /ip6/::1/...; swarms on other machines need "
+                "an invitation"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
-    """A process's place in a swarm.
+    """A process's membership in a swarm.
 
     Attributes:
-        credentials: None if links are not encrypted.
-        name: of its key; None if it has none.
-        coordinator: where that was as this process joined; None without an invitation.
+        directory: Directory of the swarm's members.
+        credentials: Key and certificate of the process; None if links are not encrypted.
+        name: Member id of its key; None without a key.
+        coordinator: Address of the coordinator at the time of joining; None without an
+            invitation.
         shown_name: This member's name for people; None if it has no key.
     """
 
@@ -109,11 +112,12 @@ class Joined:
     def transport(
         self, grpc: GrpcTransport, shape: Shape | None = None
     ) -> GrpcTransport | HomeTransport:
-        """Make what carries calls to other members: with keys, by whichever way there is.
+        """Return the transport to other members; with keys it tries all ways to reach them.
 
         Args:
-            grpc: what carries them over a way.
-            shape: of this machine's link; of no effect without keys, for links stay here then.
+            grpc: Transport over one connection.
+            shape: Rate limiter of this machine's link. It has no effect without keys, since links
+                then stay on this machine.
         """
         if self.credentials is None:
             return grpc
@@ -130,11 +134,11 @@ class Joined:
 
 
 def parsed_invite(text: str) -> Invite:
-    """Parse an invitation: the text itself, or the file that it names behind an `@`.
+    """Parse an invitation, or the file with one that the text names behind an `@`.
 
     Raises:
-        BadInvite: it is none.
-        BadOption: the file cannot be read.
+        BadInvite: The text is no invitation.
+        BadOption: The file cannot be read.
     """
     from swarm_ft.identity.invites import parse_invite
 
@@ -144,15 +148,16 @@ def parsed_invite(text: str) -> Invite:
 def way_to(
     invite: str | None, initial_peers: tuple[str, ...] = (), dht_prefix: str = DHT_PREFIX
 ) -> WayIn:
-    """Parse a way into a swarm.
+    """Parse the arguments of a call that lead to a swarm.
 
     Raises:
-        BadInvite, BadOption: they lead nowhere.
+        BadInvite: `invite` is no invitation.
+        BadOption: Both arguments are missing, or an address is not on this machine.
     """
     if invite is None and not initial_peers:
         raise BadOption(
-            "no way into a swarm: pass invite=..., an invitation as 'swarm-ft invite' prints it; "
-            "or initial_peers, for a swarm without keys on this machine"
+            "expected invite=..., got none; 'swarm-ft invite' prints an invitation. A swarm "
+            "without keys on this machine takes initial_peers instead"
         )
     parsed = parsed_invite(invite) if invite is not None else None
     return WayIn(invite=parsed, initial_peers=tuple(initial_peers), dht_prefix=dht_prefix)
@@ -163,7 +168,7 @@ def _in_file(path: Path) -> str:
         with path.open(encoding="ascii") as file:
             return file.read(MAX_FILE_CHARS)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "expected an invitation"
+        reason = error.strerror if isinstance(error, OSError) else "expected an invitation, as text"
         raise BadOption(f"invitation @{path}: {reason}") from None
 
 
@@ -180,13 +185,13 @@ async def in_dht(
 ) -> AsyncIterator[DhtDirectory | RememberingDirectory]:
     """Take part in a DHT as long as the context lasts, see `DhtOptions`.
 
-    Without addresses to listen on it is only asked, and entered anew when it is lost: others could
-    not reach a node behind a home link.
+    Without addresses to listen on the process is a mere client of the DHT, which joins again after
+    a loss. Others could not reach a node behind a home router.
 
     Raises:
-        BadOption: an address or the identity file is not usable.
-        PortInUse: a listen address is taken.
-        DirectoryUnreachable: none of the initial peers answers.
+        BadOption: An address or the identity file is not usable.
+        PortInUse: A listen address is taken.
+        DirectoryUnreachable: None of the initial peers answers.
     """
     from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
     from swarm_ft.discovery.remembering import RememberingDirectory
@@ -216,7 +221,7 @@ async def in_dht(
 async def announced(
     server: Server, listening: Listening, directory: Directory, role: Role, name: str
 ) -> AsyncIterator[str]:
-    """Announce where others reach the server, as long as the context lasts."""
+    """Announce the server's address in the directory as long as the context lasts."""
     endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
     try:
         await directory.announce(role, name, endpoint)
@@ -228,7 +233,7 @@ async def announced(
 
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Have something done that the rest does not wait for, and that ends with it."""
+    """Run `work` in the background as long as the context lasts."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -241,19 +246,19 @@ async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 async def joined(
     way: WayIn, key_file: Path | None = None, chosen_name: str = ""
 ) -> AsyncIterator[Joined]:
-    """Be in the swarm as long as the context lasts.
+    """Join the swarm as long as the context lasts.
 
     Args:
-        way: that leads there.
-        key_file: of the process's own key, made if it needs one; None: a new one each time.
+        way: Address of the swarm.
+        key_file: Path of the process's key, created if absent; None: a new key each time.
         chosen_name: The name for people that this member chose; empty: none.
 
     Raises:
-        BadOption: the key's file cannot be read or written.
-        BadInvite: the invitation is used up, expired or revoked, or of another swarm.
-        NotAllowed: the key was revoked.
-        Unavailable: the coordinator does not answer.
-        DirectoryUnreachable: none of the DHT's nodes that were given does.
+        BadOption: The key's file cannot be read or written.
+        BadInvite: The invitation is used up, expired, revoked, or of another swarm.
+        NotAllowed: The key was revoked.
+        Unavailable: The coordinator does not answer.
+        DirectoryUnreachable: None of the given DHT nodes answers.
     """
     if way.invite is None:
         async with in_dht(way.initial_peers, way.dht_prefix) as dht:
@@ -284,7 +289,7 @@ async def joined(
 
 @asynccontextmanager
 async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[SwarmClient]:
-    """Connect a client to the swarm, by this key or this user's own; raises as `joined` does."""
+    """Connect a client to the swarm, with this key or this user's own; raises as `joined` does."""
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.grpc_options import GrpcOptions
@@ -305,11 +310,10 @@ async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[S
 async def _directory_of(
     member: Membership, own: PrivateKey, initial_peers: tuple[str, ...]
 ) -> RememberingDirectory:
-    """Enter the swarm's DHT, whose nodes the coordinator names if nobody else does.
+    """Join the swarm's DHT through `initial_peers`, or else through the coordinator's nodes.
 
     Raises:
-        DirectoryUnreachable: none of `initial_peers` answers. Of those that the coordinator names
-            none has to.
+        DirectoryUnreachable: None of `initial_peers` answers. The coordinator's nodes may fail.
     """
     from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
     from swarm_ft.discovery.directory import find_coordinator
@@ -335,10 +339,10 @@ async def _directory_of(
             if initial_peers:
                 raise
             coordinator = await find_coordinator(directory)
-            told = await enrol_again(member.credentials, own, coordinator)
-            if told.initial_peers == options.initial_peers:
+            renewed = await enrol_again(member.credentials, own, coordinator)
+            if renewed.initial_peers == options.initial_peers:
                 raise
-        options = replace(options, initial_peers=told.initial_peers)
+        options = replace(options, initial_peers=renewed.initial_peers)
         return await DhtDirectory.open(options)
 
     first = await open_dht() if initial_peers else None

@@ -1,6 +1,7 @@
-"""Errors in the words of a Python caller: `steps` where the command line has `--steps`.
+"""Error messages for Python callers, with `steps` in place of `--steps`.
 
-Options are declared once and checked in one place, whose messages name them as commands do.
+Commands and calls share the declarations and the checks of options, whose messages name options
+as the command line does.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _OF_CALLS = {
     "--stages": "stages",
     "--replicas": "replicas",
 }
-"""By flag, arguments of `serve`, `coordinate` and others that no dataclass declares."""
+"""Arguments of calls that no dataclass declares, by the flag of the command line."""
 _FLAG = re.compile(r"'swarm-ft [^']*'|serve-stage --[\w-]+|(?<![\w-])--[a-z][a-z0-9-]*")
 
 
 @contextmanager
 def keyword_errors() -> Iterator[None]:
-    """Rewrite the message of an error that leaves the context: its options become arguments."""
+    """Rewrite the message of an error that leaves the context: flags become arguments."""
     try:
         yield
     except SwarmError as error:
@@ -52,7 +53,7 @@ def keyword_errors() -> Iterator[None]:
 
 
 def as_keywords(message: str) -> str:
-    """Replace the flags of a message by arguments; those of a command in it stay."""
+    """Replace the flags in a message by arguments, except in quoted commands."""
     return _FLAG.sub(lambda found: _arguments().get(found[0], found[0]), message)
 
 

@@ -1,4 +1,4 @@
-"""Where a process listens, and where others find it."""
+"""The address on which a process listens, and the one that it announces."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ANNOUNCED = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]+)(:(?P<port>\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a process listens, and where others find it.
+    """The address on which a process listens, and the one that it announces.
 
     Raises:
-        BadOption: a port that there is not, listening everywhere without `--announce`, or
-            `--announce` is no address.
+        BadOption: The port is out of its bounds, `--announce` is no address, or `--host` means
+            all interfaces and `--announce` is missing.
     """
 
     host: Annotated[
@@ -46,17 +46,17 @@ class Listening:
         check(self)
         if self.host in LISTEN_ANYWHERE and not self.announce:
             raise BadOption(
-                f"--host {self.host} listens everywhere; --announce HOST must say where others "
-                "find it"
+                f"--host {self.host}: expected --announce HOST beside it, since others cannot use "
+                "the address of all interfaces"
             )
         if self.announce:
             checked_record("announced", self.endpoint(self.port or 1))
 
     def check_only_here(self) -> None:
-        """Refuse what others could reach, or be sent to; for links without keys.
+        """Refuse addresses that other machines could reach, for links without keys.
 
         Raises:
-            BadOption: the host listened on, or the announced one, is not this machine's own.
+            BadOption: The host to listen on or the announced one is not a loopback address.
         """
         from swarm_ft.transport.grpc_options import check_plaintext, format_endpoint
 
@@ -64,9 +64,9 @@ class Listening:
         check_plaintext(self.endpoint(1))
 
     def towards(self, endpoint: str) -> Listening:
-        """The same; for who was not told where to listen, all addresses of this machine.
+        """Return this with a default host: listen on all interfaces.
 
-        Others are told the one by which this machine reaches `endpoint`.
+        The announced address is then the one by which this machine reaches `endpoint`.
         """
         if self.host:
             return self
@@ -77,11 +77,11 @@ class Listening:
 
     @property
     def address(self) -> str:
-        """What to listen on."""
+        """The host to listen on; 127.0.0.1 by default."""
         return self.host or "127.0.0.1"
 
     def endpoint(self, bound_port: int) -> str:
-        """The address to announce, `host:port`: `--announce`, else what is listened on."""
+        """Return the address to announce, `host:port`: `--announce`, or else the own address."""
         from swarm_ft.transport.grpc_options import format_endpoint
 
         if self.announce is None:
@@ -97,10 +97,10 @@ class Listening:
 
 
 def own_address_towards(endpoint: str) -> str:
-    """The address of this machine by which it would reach `host:port`; nothing is sent.
+    """Return the address of this machine by which it would reach `host:port`. Sends nothing.
 
     Raises:
-        BadOption: there is no way there.
+        BadOption: The host cannot be resolved, or no route leads there.
     """
     host, _, port = endpoint.rpartition(":")
     try:
@@ -109,4 +109,4 @@ def own_address_towards(endpoint: str) -> str:
             sock.connect(found[0][4])
             return str(sock.getsockname()[0])
     except OSError as error:
-        raise BadOption(f"no way to {endpoint}: {error.strerror}") from None
+        raise BadOption(f"no route to {endpoint}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""A job for a swarm on this machine: what is trained where nothing is named, and who hosts what."""
+"""A job for a swarm on this machine: its default model and data, and the layers of its peers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from swarm_ft.client.swarm import SwarmClient
 
 SAMPLE_LR = 2e-3
-"""For the demo's own model, which starts from random weights; a trained one wants far less."""
-SAMPLE = {"model": "a small GPT-2 made on the spot", "dataset": "Python's own source text"}
-"""What is trained, and on what, where nothing else is named."""
+"""Learning rate of the demo's model with random weights; a trained model needs a far lower one."""
+SAMPLE = {"model": "a small GPT-2 with random weights", "dataset": "Python's own source text"}
+"""Descriptions of the default model and data."""
 JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.05
 
 
 def asked_for(given: Mapping[str, Any]) -> JobOptions:
-    """Build a job's options; a model or text that is yet to be made has an empty name.
+    """Build a job's options; a missing model or dataset has an empty name.
 
     Raises:
-        BadInput: one is out of its bounds.
+        BadInput: An option is out of its bounds.
     """
     own = {name: given.get(name) or "" for name in SAMPLE}
     if not own["model"] and given.get("learning_rate") is None:
@@ -36,7 +36,7 @@ def asked_for(given: Mapping[str, Any]) -> JobOptions:
 
 
 def with_sample(asked: JobOptions, folder: Path) -> JobOptions:
-    """Write a model and text of our own into `folder`, where the options name none."""
+    """Write the default model and data into `folder`, if the options name none."""
     from swarm_ft.client.sample import write_sample
 
     if asked.model and asked.datasets:
@@ -57,13 +57,15 @@ def layers_to_share(options: JobOptions, stages: int) -> LayerRange:
     """Return the blocks of the job's model.
 
     Raises:
-        BadOption: there are fewer of them than stages.
+        BadOption: The model has fewer blocks than stages.
     """
     from swarm_ft.stage.checkpoint import open_checkpoint
 
     num_blocks = open_checkpoint(options.model, options.train).config.num_hidden_layers
     if stages > num_blocks:
-        raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
+        raise BadOption(
+            f"--stages: expected at most {num_blocks}, the model's layers, got {stages}"
+        )
     return LayerRange(0, num_blocks)
 
 
@@ -77,20 +79,22 @@ def peer_names(stages: int, replicas: int) -> tuple[str, ...]:
 
 
 def shares(layers: LayerRange, stages: int, replicas: int) -> dict[str, str]:
-    """Share the layers out: return those that each peer hosts, by the peer's name."""
+    """Return the layers of each peer, by the peer's name, as equal parts for the stages."""
     parts = [str(part) for part in split_evenly(layers, stages)]
     return dict(zip(peer_names(stages, replicas), parts * replicas, strict=True))
 
 
 async def all_joined(client: SwarmClient, num_peers: int) -> None:
-    """Wait for all peers: whoever comes after the first step has to fetch what others learnt.
+    """Wait for all peers, since a peer that joins after the first step must fetch weights.
 
     Raises:
-        RunFailed: they did not come in time.
+        RunFailed: Some peers did not join in time.
     """
     try:
         async with asyncio.timeout(JOIN_TIMEOUT_S):
             while len((await client.status()).members) < num_peers:  # noqa: ASYNC110
                 await asyncio.sleep(JOIN_POLL_S)
     except TimeoutError:
-        raise RunFailed("the peers did not all join the coordinator; see their logs") from None
+        raise RunFailed(
+            f"expected {num_peers} peers to join within {JOIN_TIMEOUT_S:g} s; see their logs"
+        ) from None

@@ -1,4 +1,4 @@
-"""A whole swarm on this machine, for notebooks, scripts and tests of one's own."""
+"""A whole swarm on this machine, for notebooks, scripts and tests."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ T = TypeVar("T")
 
 
 class LocalSwarm:
-    """A coordinator and peers here, and jobs for them; use it in a `with` or an `async with`.
+    """A coordinator and peers on this machine; use it in a `with` or an `async with`.
 
         with swarm_ft.LocalSwarm(stages=3) as swarm:
             report = swarm.train(model="gpt2", dataset="notes.txt", out="tuned")
 
-    Members are real: keys, journal, engines, gRPC over TLS on loopback. By default they share this
-    process, which has torch and transformers already; as processes of their own they are there
-    seconds later, and one may be killed by the system alone.
+    The members are real: keys, journal, engines, gRPC over TLS on loopback. By default they share
+    this process, which has imported torch and transformers already. Own processes start seconds
+    later, and the system can kill one alone.
 
     Args:
-        stages: parts that a model's layers are shared out in.
-        replicas: peers that host each stage.
-        folder: for keys, journal, snapshots and logs; a temporary one, if None.
-        processes: whether members are processes of their own.
-        device: that peers in this process compute on: auto, cpu, cuda, cuda:N or mps.
-        threads: CPU threads of each peer; torch has one number for a process, so while this swarm
-            is up its own is this one too. The digits of a result depend on it.
+        stages: Number of stages of the pipeline.
+        replicas: Number of peers per stage.
+        folder: Directory for keys, journal, snapshots and logs; None: a temporary one.
+        processes: Whether each member is an own process.
+        device: Device of peers in this process: auto, cpu, cuda, cuda:N or mps.
+        threads: CPU threads of each peer. torch has one number per process, so this process uses
+            it too while the swarm is running. The last digits of a result depend on it.
 
     Raises:
-        BadOption: fewer than one stage or replica.
+        BadOption: A number is below 1.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LocalSwarm:
         self._members: MembersHere | MembersApart | None = None
         self._has_peers = False
 
-    # ---- its life
+    # ---- start and stop
 
     def __enter__(self) -> Self:
         waited(self._open())
@@ -102,14 +102,14 @@ class LocalSwarm:
         await awaited(self._close())
 
     def start(self) -> Self:
-        """Enter it; for a notebook, where it lives from one cell to another."""
+        """Start the swarm without a `with`, for example in a notebook's cell."""
         return self.__enter__()
 
     def stop(self) -> None:
-        """End everybody; what was trained and fetched stays."""
+        """Stop all members; fetched results stay."""
         waited(self._close())
 
-    # ---- what it does
+    # ---- jobs and peers
 
     def train(
         self,
@@ -121,12 +121,15 @@ class LocalSwarm:
         """Train a model; without one, a small one on Python's own source text.
 
         Args:
-            progress: whether it is shown on standard error.
-            on_event: told every event of the run: a step, an evaluation, a status.
-            options: those of `swarm-ft client train`, by their names with underscores.
+            progress: Whether to show the progress on standard error.
+            on_event: Callback for every event of the run: a step, an evaluation, a status.
+            options: Options of `swarm-ft client train`, by their names with underscores.
+
+        Returns:
+            A report with the run's losses, evaluations and bytes, and the place of its result.
 
         Raises:
-            SwarmError: why nothing came of it.
+            SwarmError: The run has no result; the error is the cause.
         """
         return waited(self._train(options, shows=progress, on_event=on_event))
 
@@ -137,50 +140,50 @@ class LocalSwarm:
         on_event: OnEvent | None = None,
         **options: Unpack[JobKeywords],
     ) -> RunReport:
-        """Do what `train` does; cancelling this leaves the run as it is."""
+        """Train like `train`; cancelling this call does not end the run."""
         return await awaited(self._train(options, shows=progress, on_event=on_event))
 
     def status(self) -> SwarmStatus:
-        """Ask the coordinator for the swarm's peers and runs."""
+        """Fetch the swarm's peers and runs from the coordinator."""
         return waited(self._status())
 
     async def status_async(self) -> SwarmStatus:
-        """Do what `status` does."""
+        """Fetch the status like `status`."""
         return await awaited(self._status())
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The names of its peers, as `kill` takes them.
+        """The names of the peers, for `kill`.
 
-        The first job starts the peers; before it these are the names that they will have.
+        The first job starts the peers. Before it these are their future names.
         """
         members = self._there
         return tuple(members.peers) if self._has_peers else self._peer_names
 
     def kill(self, peer: str) -> None:
-        """Stop a peer at once, without a goodbye, to see what the run does.
+        """Kill a peer without a handover, to test what the run does.
 
         Raises:
-            NotFound: there is no such peer.
-            OutOfTurn: no job has started the peers yet.
+            NotFound: There is no such peer.
+            OutOfTurn: No job has started the peers yet.
         """
         waited(self._kill(peer))
 
     async def kill_async(self, peer: str) -> None:
-        """Do what `kill` does."""
+        """Kill a peer like `kill`."""
         await awaited(self._kill(peer))
 
-    # ---- in the loop
+    # ---- work in the event loop
 
     @property
     def _there(self) -> MembersHere | MembersApart:
         if self._members is None:
-            raise OutOfTurn("this swarm is not up; use it in a 'with', or start() it")
+            raise OutOfTurn("this swarm is not running; use it in a 'with', or call start()")
         return self._members
 
     async def _open(self) -> None:
         if self._members is not None:
-            raise OutOfTurn("this swarm is up already")
+            raise OutOfTurn("this swarm is running already")
         self._folder = self._given_folder or Path(tempfile.mkdtemp(prefix="swarm-ft-"))
         self._folder.mkdir(parents=True, exist_ok=True)
         members: MembersHere | MembersApart
@@ -218,18 +221,18 @@ class LocalSwarm:
         await all_joined(members.client, len(members.peers))
         reports: list[RunReport] = []
 
-        async def see_through() -> None:
+        async def run_to_end() -> None:
             done = run_job(members.client, options, shows=shows, on_event=on_event, is_local=True)
             reports.append(await done)
 
-        await until_one_ends(see_through(), members.first_loss())
+        await until_one_ends(run_to_end(), members.first_loss())
         return reports[0]
 
     def _options(self, given: dict[str, Any]) -> JobOptions:
-        """Build the job's options, with a model and text of our own where none is named."""
-        asked = asked_for(by_names(JobOptions, given))
-        check_outputs(asked.outputs)
-        return with_sample(asked, self._folder / "input")
+        """Build the job's options, with the default model and data if none are named."""
+        requested = asked_for(by_names(JobOptions, given))
+        check_outputs(requested.outputs)
+        return with_sample(requested, self._folder / "input")
 
     @property
     def _peer_names(self) -> tuple[str, ...]:
@@ -238,7 +241,7 @@ class LocalSwarm:
     async def _kill(self, peer: str) -> None:
         members = self._there
         if not self._has_peers and peer in self._peer_names:
-            raise OutOfTurn(f"peer {peer}: the first job starts the peers, and none has begun")
+            raise OutOfTurn(f"peer {peer}: no job has started the peers yet; call train() first")
         await members.kill(peer)
 
     async def _status(self) -> SwarmStatus:

@@ -1,7 +1,7 @@
-"""Both forms of a call: one that waits, and one that is awaited, whatever loop the caller has.
+"""The blocking and the awaitable form of a call, independent of the caller's event loop.
 
-All work of this process runs in one loop, in a thread of its own. So a call that waits works where
-a loop runs already, as in a notebook, and what one call started goes on while others are made.
+All work of this process runs in one event loop, in its own thread. So a blocking call works inside
+a running loop, as in a notebook, and the work of one call continues during later calls.
 """
 
 from __future__ import annotations
@@ -25,34 +25,37 @@ T = TypeVar("T")
 
 @keyword_errors()
 def waited(work: Coroutine[Any, Any, T]) -> T:
-    """Return what the work returns; Ctrl-C cancels it, and it cleans up first.
+    """Run the work and wait for its result; Ctrl-C cancels it, and waits until it cleaned up.
 
     Raises:
-        BadOption: this is called by the work itself, which would wait for itself for ever.
-        SwarmError: as the work raises it, with options named as arguments.
+        BadOption: The work itself makes this call, which would wait forever.
+        SwarmError: The work failed; the message names options as arguments.
     """
     if threading.current_thread() is _thread():
         work.close()
-        raise BadOption("a call that waits, inside of what swarm_ft calls: await its async form")
+        raise BadOption(
+            "expected the async form of this call, got the blocking one in a callback of swarm_ft; "
+            "await it"
+        )
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     try:
         _begin(work, future)
-        # A signal that comes just before a wait is seen at the wait's end.
+        # Python handles a signal that arrives just before a wait only after it.
         while not concurrent.futures.wait([future], SIGNAL_POLL_S).done:
             pass
         return future.result()
     except KeyboardInterrupt:
         future.cancel()
-        with suppress(BaseException):  # what it was is told by the interrupt
+        with suppress(BaseException):  # The interrupt is the error to raise.
             _begun(_ended(future)).result()
         raise
 
 
 async def awaited(work: Coroutine[Any, Any, T]) -> T:
-    """Return what the work returns; cancelling this cancels it and waits until it cleaned up.
+    """Run the work and return its result; cancelling this call cancels the work and waits for it.
 
     Raises:
-        SwarmError: as the work raises it, with options named as arguments.
+        SwarmError: The work failed; the message names options as arguments.
     """
     future = _begun(work)
     with keyword_errors():
@@ -64,11 +67,11 @@ async def awaited(work: Coroutine[Any, Any, T]) -> T:
 
 
 def waits(name: str, work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Make the form of `work` that waits, under its own name; see `waited`."""
+    """Return the blocking form of `work`, under this name; see `waited`."""
 
     @functools.wraps(work)
-    def wait(*given: P.args, **named: P.kwargs) -> T:
-        return waited(work(*given, **named))
+    def wait(*args: P.args, **kwargs: P.kwargs) -> T:
+        return waited(work(*args, **kwargs))
 
     wait.__name__ = wait.__qualname__ = name
     return wait
@@ -77,31 +80,31 @@ def waits(name: str, work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T
 def awaits(
     name: str, work: Callable[P, Coroutine[Any, Any, T]]
 ) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Make the form of `work` that is awaited in any loop, under its own name; see `awaited`."""
+    """Return the awaitable form of `work` for any loop, under this name; see `awaited`."""
 
     @functools.wraps(work)
-    async def wait(*given: P.args, **named: P.kwargs) -> T:
-        return await awaited(work(*given, **named))
+    async def wait(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await awaited(work(*args, **kwargs))
 
     wait.__name__ = wait.__qualname__ = name
     return wait
 
 
 def _begun(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-    """Begin the work; return the future of its result, whose cancellation cancels it."""
+    """Start the work; return the future of its result, whose cancellation cancels the work."""
     outer: concurrent.futures.Future[T] = concurrent.futures.Future()
     _begin(work, outer)
     return outer
 
 
 def _begin(work: Coroutine[Any, Any, T], outer: concurrent.futures.Future[T]) -> None:
-    """Do the work in the loop, and tell `outer` what it gives."""
+    """Start the work in the loop, and set its result in `outer`."""
     loop = _loop()
 
     def begin() -> None:
         task = loop.create_task(work)
         _tasks[outer] = task
-        task.add_done_callback(functools.partial(_tell, outer))
+        task.add_done_callback(functools.partial(_set_result, outer))
         outer.add_done_callback(functools.partial(_pass_on, loop, task))
 
     loop.call_soon_threadsafe(begin)
@@ -116,7 +119,7 @@ def _pass_on(
         loop.call_soon_threadsafe(task.cancel)
 
 
-def _tell(outer: concurrent.futures.Future[T], task: asyncio.Task[T]) -> None:
+def _set_result(outer: concurrent.futures.Future[T], task: asyncio.Task[T]) -> None:
     _tasks.pop(outer, None)
     if task.cancelled():
         outer.cancel()
@@ -126,21 +129,21 @@ def _tell(outer: concurrent.futures.Future[T], task: asyncio.Task[T]) -> None:
 
 
 async def _ended(outer: concurrent.futures.Future[Any]) -> None:
-    """Wait until work that was cancelled has cleaned up."""
+    """Wait until cancelled work has cleaned up."""
     task = _tasks.get(outer)
     if task is not None:
         await asyncio.wait([task])
 
 
 _tasks: dict[concurrent.futures.Future[Any], asyncio.Task[Any]] = {}
-"""Work under way; touched in the loop's thread alone."""
+"""Tasks of running work; only the loop's thread uses it."""
 
 
 _starting = threading.Lock()
 
 
 def _started() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
-    with _starting:  # a cache alone would let two threads start one each
+    with _starting:  # With the cache alone two threads could start a loop each.
         return _start()
 
 

@@ -1,4 +1,4 @@
-"""A volunteer's manners, and the watch over them while a peer works."""
+"""The availability of a volunteer's machine, and the loop that pauses and resumes its peer."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ logger = get_logger(__name__)
 
 LOOK_EVERY_S = 5.0
 MBPS = 125_000.0
-"""Bytes a second."""
+"""Bytes per second of one Mbps."""
 GB = 1e9
 USE_FILE = "month.json"
 
 
 def manners_of(hours: str | None, pause_when: tuple[str, ...]) -> Manners:
-    """What the options say.
+    """Parse the options `--hours` and `--pause-when`.
 
     Raises:
-        BadOption: hours that are none, or cases none of which this system can tell. One of
-            several that it cannot tell is logged.
+        BadOption: The hours are malformed, or this system can detect none of the cases. The
+            function logs a warning if it can detect only some.
     """
     from swarm_ft.machine_use import CannotTell
     from swarm_ft.peer.manners import Manners, PauseWhen, parse_hours
@@ -44,18 +44,18 @@ def manners_of(hours: str | None, pause_when: tuple[str, ...]) -> Manners:
         try:
             holds(case)
         except CannotTell as why:
-            refusals.append(f"--pause-when {case}: not on this system: {why}")
+            refusals.append(f"--pause-when {case}: this system cannot detect it: {why}")
         else:
             cases.append(case)
     if refusals and not cases:
         raise BadOption(refusals[0])
     for refusal in refusals:
-        logger.warning("%s; the others count", refusal)
+        logger.warning("%s; ignoring this case", refusal)
     return Manners(hours=parse_hours(hours) if hours else None, pause_when=tuple(cases))
 
 
 def shape_of(upload_mbps: float | None, download_mbps: float | None) -> Shape:
-    """What the options say of the link."""
+    """Return the rate limiter for the options `--upload-mbps` and `--download-mbps`."""
     from swarm_ft.reach.shaping import Gate, Shape
 
     up, down = (Gate(MBPS * mbps if mbps else math.inf) for mbps in (upload_mbps, download_mbps))
@@ -63,12 +63,12 @@ def shape_of(upload_mbps: float | None, download_mbps: float | None) -> Shape:
 
 
 class MonthlyCount:
-    """What passed this peer's link this month, kept in its home across restarts.
+    """The month's traffic of this peer's link, in a file in its home.
 
     Args:
-        file: where it is kept.
-        limit_gb: that may pass in a month.
-        shape: the link.
+        file: Path of the file.
+        limit_gb: Maximum traffic per month, in GB.
+        shape: Rate limiter of the link, which counts its bytes.
     """
 
     def __init__(self, file: Path, limit_gb: float, shape: Shape) -> None:
@@ -79,12 +79,12 @@ class MonthlyCount:
         self._use = self._kept = read_use(file)
 
     def left_bytes(self) -> float:
-        """Return the bytes that may still pass this month; any thread may call it."""
+        """Return the bytes that are left this month; any thread may call it."""
         uncounted = self._shape.passed_bytes - self._counted_bytes
         return max(0.0, GB * self._limit_gb - self._use.num_bytes - uncounted)
 
     def used_up(self) -> str:
-        """Why nothing more may pass this month; empty if more may."""
+        """Return the reason why no traffic is left this month; empty if some is left."""
         from swarm_ft.private_files import replacing
 
         passed = self._shape.passed_bytes
@@ -99,7 +99,7 @@ class MonthlyCount:
 
 
 def read_use(file: Path) -> MonthlyUse:
-    """What is kept there; what cannot be read counts as nothing, and is told."""
+    """Read the month's traffic; log a warning and start at zero if the file is not readable."""
     from swarm_ft.peer.manners import MonthlyUse
 
     try:
@@ -108,37 +108,37 @@ def read_use(file: Path) -> MonthlyUse:
     except FileNotFoundError:
         return MonthlyUse()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s: the month is counted anew: %s", file, error)
+        logger.warning("%s: cannot read this month's traffic, counting from 0: %s", file, error)
         return MonthlyUse()
 
 
 def holds(case: PauseWhen) -> bool:
-    """Whether a case is given now. Blocks for a moment.
+    """Whether a case of `--pause-when` applies now. Blocks for a moment.
 
     Raises:
-        CannotTell: the system does not say.
+        CannotTell: This system cannot detect the case.
     """
     from swarm_ft import machine_use
     from swarm_ft.peer.manners import PauseWhen
 
-    asks: dict[PauseWhen, Callable[[], bool]] = {
+    checks: dict[PauseWhen, Callable[[], bool]] = {
         PauseWhen.GPU_BUSY: machine_use.gpu_busy,
         PauseWhen.ON_BATTERY: machine_use.on_battery,
         PauseWhen.USER_ACTIVE: machine_use.user_active,
     }
-    return asks[case]()
+    return checks[case]()
 
 
 @dataclass
 class Keeper:
-    """Sees to it that a peer works when it may, and not else.
+    """The controller that pauses and resumes a peer by its volunteer's options and requests.
 
     Attributes:
-        manners: when it may.
-        say: tells its volunteer that it pauses, or works again.
-        node: the peer; set before `look`.
-        used_up: tells why nothing more is sent this month, or nothing.
-        is_asked: whether its volunteer asked it to pause.
+        manners: Options that limit when the peer works.
+        say: Callback for a line to the volunteer when the peer pauses or resumes.
+        used_up: Function that returns why no traffic is left this month, or an empty text.
+        node: The peer; set before `look`.
+        is_asked: Whether the volunteer requested a pause.
     """
 
     manners: Manners
@@ -151,13 +151,13 @@ class Keeper:
     _has_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def ask(self, *, to_pause: bool) -> None:
-        """Its volunteer asks it to pause, or to go on."""
+        """Set or end the volunteer's request to pause."""
         self.is_asked = to_pause
         self._decide()
         self._has_changed.set()
 
     async def look(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check and decide every few seconds, until cancelled."""
         while True:
             self._holding = await asyncio.to_thread(self._look_once)
             self._decide()
@@ -176,7 +176,7 @@ class Keeper:
             try:
                 if holds(case):
                     found.add(case)
-            except CannotTell as why:  # it could when the peer was started
+            except CannotTell as why:  # The system could detect it when the peer started.
                 logger.warning("%s: %s", case, why)
         return frozenset(found)
 
@@ -197,5 +197,5 @@ class Keeper:
             self.say(f"pausing: {why}")
             self.node.pause(why)
         else:
-            self.say("working again")
+            self.say("resumed")
             self.node.resume()

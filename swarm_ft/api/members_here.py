@@ -1,8 +1,8 @@
-"""A whole swarm in this process: its members are as real as elsewhere, and so are its links.
+"""A whole swarm in this process, with real members and real links.
 
-Coordinator, journal, peers, engines, keys and gRPC over TLS on loopback are those of any swarm;
-only the directory is a table. Processes of their own would each import torch and transformers
-before they do anything, seconds of a core each; this one has imported them already.
+Coordinator, journal, peers, engines, keys and gRPC over TLS on loopback are those of any swarm.
+Only the directory is a table in memory. Own processes would each import torch and transformers
+first, which takes seconds of a core. This process has imported them already.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
 
 MEMORY_BYTES = 1 << 40
-"""That a peer says it lends: here all have the same memory, and nobody is to be refused."""
+"""Memory that each peer reports. They share this process's memory, so no peer may be refused."""
 RENEW_S = 6 * 3600.0
-"""Certificates are good for a day."""
+"""Seconds between two renewals of the certificates, which are valid for a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class _Peer:
 
 
 class MembersHere:
-    """Use `open`, then `host`; `close` ends them all.
+    """A coordinator and peers in this process: `open`, `host` and `close` them.
 
     Args:
-        folder: for the keys, the journal, snapshots and what peers write.
-        device: that peers compute on: auto, cpu, cuda, cuda:N or mps.
-        threads: CPU threads of each.
+        folder: Directory for keys, journal, snapshots and the peers' files.
+        device: Device of all peers: auto, cpu, cuda, cuda:N or mps.
+        threads: CPU threads of each peer.
     """
 
     def __init__(self, folder: Path, device: str = "auto", threads: int = 1) -> None:
@@ -82,7 +82,7 @@ class MembersHere:
 
     @property
     def peers(self) -> Mapping[str, str]:
-        """The peers that are there: the names of their keys, by the names that `host` gave."""
+        """The running peers: their member ids, by their names in `host`."""
         return {name: peer.own_name for name, peer in self._peers.items()}
 
     async def open(self) -> None:
@@ -102,11 +102,11 @@ class MembersHere:
         await self._running.enter_async_context(beside(self._renew()))
 
     async def host(self, layers: Mapping[str, str], model: str) -> None:
-        """Have just these peers, each with its layers; those that have them already stay.
+        """Start and stop peers until exactly these are running, each with its layers.
 
         Args:
-            layers: by the peers' names.
-            model: directory or hub id that jobs may name from now on, beside earlier directories.
+            layers: Layers of each peer, by its name.
+            model: Directory or hub id that jobs may name from now on, beside earlier directories.
         """
         self._allow(model)
         for name in [one for one, peer in self._peers.items() if layers.get(one) != peer.layers]:
@@ -116,34 +116,35 @@ class MembersHere:
                 await self._add(name, part)
 
     async def kill(self, name: str) -> None:
-        """End a peer without a word to anybody; what it learnt is gone.
+        """Kill a peer without a handover; its state is lost.
 
         Raises:
-            NotFound: there is no such peer.
+            NotFound: There is no such peer.
         """
         if name not in self._peers:
-            raise NotFound(f"peer {name}: there are {', '.join(self._peers) or 'none'}")
+            known = ", ".join(self._peers) or "none"
+            raise NotFound(f"peer: expected one of {known}, got {name}")
         peer = self._peers.pop(name)
         await _cancelled(peer.task)
         await peer.server.stop()
         await self._directory.withdraw(Role.PEER, peer.own_name)
 
     async def first_loss(self) -> None:
-        """Wait until somebody ends by itself, which nobody should.
+        """Wait until a member fails.
 
         Raises:
-            SwarmError: why it did.
+            SwarmError: The member's error.
         """
         tasks = {self._coordinating, *(peer.task for peer in self._peers.values())}
         while tasks:
             done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                if not task.cancelled():  # else it was killed: what follows is the run's matter
+                if not task.cancelled():  # `kill` cancels a task, which is no failure.
                     task.result()
         await asyncio.Event().wait()
 
     async def close(self) -> None:
-        """End everybody."""
+        """Stop all members."""
         for name in list(self._peers):
             await self.kill(name)
         await self._running.aclose()
@@ -178,7 +179,7 @@ class MembersHere:
         if is_directory:
             self._directories.append(model)
         directories = named_directories(self._directories)
-        # A model of the hub is this user's own choice, so peers open it as this user would.
+        # This user chose the hub model, so peers open it with this user's rights.
         self._access = ModelAccess(directories=directories, own=None if is_directory else model)
 
     def _engine(self, spec: RunSpec, layers: LayerRange) -> Engine:
@@ -186,7 +187,7 @@ class MembersHere:
         return StageEngine(checkpoint, spec, layers, device=self._device, dtype=torch.float32)
 
     def _transport(self, role: Role, name: str = "") -> tuple[GrpcTransport, str]:
-        """Make the links of a new member, and its name: its key's, but for the coordinator."""
+        """Create a member's key, and return its transport with its name."""
         key = new_key()
         holder = Caller(role=role, name=name or name_of(key.public_key()), key=key.public_key())
         certificate = self._authority.issue(holder)
@@ -195,7 +196,7 @@ class MembersHere:
         return GrpcTransport(GrpcOptions(credentials=credentials)), holder.name
 
     async def _renew(self) -> None:
-        """Give everybody a new certificate before the old one ends."""
+        """Renew all certificates before they expire."""
         while True:
             await asyncio.sleep(RENEW_S)
             for holder, credentials in self._members:

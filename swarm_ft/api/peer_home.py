@@ -1,4 +1,4 @@
-"""Where a peer keeps what is to outlive it on this machine: its key or name, and its buffers."""
+"""The home of a peer on this machine: a directory with its key or name, and its buffers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CACHES = {
     "kept": "backups of others' stages; runs that go on lose them",
     "models": "models from the hub",
 }
-"""Folders in a peer's home that hold no key, with their contents for people."""
+"""Descriptions of the folders in a peer's home that hold no key, by name."""
 MAX_NAMELESS_PEERS = 64
-"""Of one user on one machine."""
+"""Maximum number of one user's peers without a name on one machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BufferOptions:
-    """What a peer lends to samples' buffers, and where."""
+    """Options for a peer's sample buffers: memory, disk, place and lifetime."""
 
     memory_bytes: Annotated[
         int,
@@ -76,21 +76,22 @@ class BufferOptions:
 
 @dataclass(frozen=True, slots=True)
 class PeerHome:
-    """A directory that belongs to this process as long as it lives.
+    """A directory that this process has locked.
 
     Attributes:
-        lock: keeps others out while it is open.
+        path: Path of the directory.
+        lock: Open lock file, which keeps other processes out.
     """
 
     path: Path
     lock: IO[bytes]
 
     def close(self) -> None:
-        """Leave it to others."""
+        """Release the lock."""
         self.lock.close()
 
     def name(self, drawn: str) -> str:
-        """The name that an earlier start drew and left here; without one, `drawn`, left here."""
+        """Return the name that an earlier start stored here, or store and return `drawn`."""
         file = self.path / "peer-id"
         if file.exists():
             make_private(file)
@@ -101,9 +102,9 @@ class PeerHome:
 
 
 def work_folder(home: PeerHome | None) -> tempfile.TemporaryDirectory[str]:
-    """For states and results on their way; what a start that was killed left of them is deleted.
+    """Create a folder for states and results, and delete those that a killed peer left.
 
-    Without a home it is wherever temporary files are, and a killed process leaves it there.
+    Without a home it is an ordinary temporary directory, which a killed process leaves behind.
     """
     parent = private_folder(home.path / "work") if home else None
     for left in parent.iterdir() if parent else ():
@@ -112,12 +113,12 @@ def work_folder(home: PeerHome | None) -> tempfile.TemporaryDirectory[str]:
 
 
 def claim_home(name: str | None, directory: Path | None) -> PeerHome:
-    """A home for a peer: the named directory, one by its name, or the first that is free.
+    """Lock a home for a peer: the directory, or that of its name, or the first free one.
 
-    A peer without a name that is started again so finds what it left.
+    So a peer without a name finds its files again after a restart.
 
     Raises:
-        BadOption: others use it, or it cannot be made.
+        BadOption: Another peer uses the home, or it cannot be created.
     """
     path = directory or homes()
     try:
@@ -127,10 +128,10 @@ def claim_home(name: str | None, directory: Path | None) -> PeerHome:
                 return home
     except OSError as error:
         raise BadOption(
-            f"--buffer-dir {path}: {error.strerror}; name a directory that can be written to, or "
-            "keep no buffers on disk, with --buffer-disk 0"
+            f"--buffer-dir {path}: {error.strerror}; choose a writable directory, or use no disk, "
+            "with --buffer-disk 0"
         ) from error
-    raise BadOption(f"--buffer-dir {path}: another peer uses it; each needs one of its own")
+    raise BadOption(f"--buffer-dir {path}: another peer uses it; choose a directory of its own")
 
 
 def _candidates(name: str | None, directory: Path | None) -> Iterator[Path]:
@@ -143,21 +144,21 @@ def _candidates(name: str | None, directory: Path | None) -> Iterator[Path]:
 
 
 def cache_folder() -> Path:
-    """Where this user's programs keep what they could do without."""
+    """Return the folder of this user's caches."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return Path(cache) if cache else Path.home() / ".cache"
 
 
 def homes() -> Path:
-    """Where peers' homes are, if they were told no other place."""
+    """Return the default folder of peers' homes."""
     return cache_folder() / "swarm-ft" / "peers"
 
 
 def lock_home(path: Path) -> PeerHome | None:
-    """Make a home the caller's; None if another process has it.
+    """Lock a home for this process; return None if another process has locked it.
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: The folder cannot be written to.
     """
     private_folder(path)
     lock = open_private(path / LOCK_FILE, "ab")

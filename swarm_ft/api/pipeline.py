@@ -1,8 +1,7 @@
-"""Stages of a model in this process, with a swarm's codecs between, under a loop of one's own.
+"""Stages of a model in this process, with a swarm's codecs in between, for the caller's loop.
 
-Engines and codecs are those of a swarm; what decides is the caller's loop. A swarm of others'
-machines is not driven so: its coordinator plans whole jobs, and nothing in its protocol lets a
-client choose the next batch.
+Engines and codecs are those of a swarm, but the caller's loop decides on batches and steps. A
+client cannot drive a swarm of other machines like this: the coordinator plans whole jobs.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from swarm_ft.stage.engine import StageEngine
 
 
 class LocalPipeline:
-    """Four verbs for a loop of one's own: forward_backward, optim_step, save_state, load_state.
+    """A pipeline for a custom loop: forward_backward, optim_step, save_state, load_state.
 
         pipeline = swarm_ft.LocalPipeline("gpt2", stages=2, seq_length=64)
         for ids, tokens in batches:
@@ -47,17 +46,17 @@ class LocalPipeline:
             pipeline.optim_step(learning_rate=1e-4)
 
     Args:
-        model: a directory or a hub id.
-        stages: parts that its layers are shared out in.
-        device: that all compute on: auto, cpu, cuda, cuda:N or mps.
-        options: those of a job that say how to train (`seq_length`, `forward_codec`, `adapter`,
+        model: Directory or hub id of the model.
+        stages: Number of stages of the pipeline.
+        device: Device of all stages: auto, cpu, cuda, cuda:N or mps.
+        options: Training options of a job (`seq_length`, `forward_codec`, `adapter`,
             `clip_grad_norm`, ...), by their names with underscores.
 
     Attributes:
-        steps: optimizer steps so far.
+        steps: Number of optimizer steps so far.
 
     Raises:
-        BadInput: the model or an option is not usable.
+        BadInput: The model or an option is not usable.
     """
 
     @keyword_errors()
@@ -66,7 +65,7 @@ class LocalPipeline:
     ) -> None:
         train = build(TrainOptions, by_names(TrainOptions, options))
         if train.has_classes:
-            raise BadOption("--task: loops of one's own train models that write text")
+            raise BadOption("--task: expected causal-lm in a LocalPipeline")
         self._checkpoint = open_checkpoint(model, train)
         forever = TrainSpec.of(train, num_samples=1, num_steps=MAX_STEPS)
         spec = RunSpec(model=self._checkpoint.describe(), train=forever)
@@ -84,7 +83,7 @@ class LocalPipeline:
 
     @property
     def boundaries(self) -> tuple[Boundary, ...]:
-        """The boundaries between stages, first to last; each counts the bytes that it sends."""
+        """The boundaries between stages, first to last. Each counts its bytes."""
         return tuple(self._boundaries)
 
     def forward_backward(
@@ -97,23 +96,23 @@ class LocalPipeline:
         """Add a batch's gradients to those of the step; a step may have many batches.
 
         Args:
-            input_ids: int64 [samples, tokens].
-            labels: int64 of that shape, of each token its id, or -100 if it is only read; all are
-                learned, if None.
-            sample_ids: one number for each sample, the same at every visit; codecs that remember
-                samples, such as aq3+z, need them.
+            input_ids: Tokens, int64 [samples, tokens].
+            labels: Labels of the same shape: the id of each learned token, and -100 for the
+                others; None: all tokens are learned.
+            sample_ids: Number of each sample, the same at every visit. Codecs that remember
+                samples, such as aq3+z, need it.
 
         Returns:
             The batch's loss: the mean over its targets, in nats.
 
         Raises:
-            BadOption: `sample_ids` are missing.
-            MalformedMessage: what came is no batch, or has nothing to learn.
-            NonFinite: the model diverged.
+            BadOption: The codecs need `sample_ids`.
+            MalformedMessage: The tensors are no batch, or have no targets.
+            NonFinite: The model diverged.
         """
         ids = self._checked_ids(sample_ids, len(input_ids))
         labels = input_ids.clone() if labels is None else labels.clone()
-        labels[:, 0] = NO_LABEL  # nothing stands in front of it
+        labels[:, 0] = NO_LABEL  # The first token has no predecessor to predict it from.
         num_targets = int((labels != NO_LABEL).sum())
         if not num_targets:
             raise MalformedMessage("labels: expected 1 target or more, got none")
@@ -137,22 +136,22 @@ class LocalPipeline:
             engine.weight_gradients(microbatch)
 
     def optim_step(self, learning_rate: float | None = None) -> float:
-        """Step the weights by the gradients of all batches since the last step.
+        """Update the weights with the gradients of all batches since the last step.
 
-        The step's loss is the mean over the targets of all of them, whichever batch they were in.
+        The step's loss is the mean over the targets of all its batches.
 
         Args:
-            learning_rate: of this step; that of the options, if None.
+            learning_rate: Learning rate of this step; None: that of the options.
 
         Returns:
-            The gradient's norm, before it was clipped.
+            The gradient's norm before clipping.
 
         Raises:
-            OutOfTurn: there was no batch.
-            NonFinite: a gradient is inf or NaN.
+            OutOfTurn: The step has no batch.
+            NonFinite: A gradient is inf or NaN.
         """
         if not self._batches:
-            raise OutOfTurn("optim_step: no forward_backward came before")
+            raise OutOfTurn("optim_step: expected a forward_backward before it")
         sharing = self._spec.sharing(self._engines)
         if sharing:
             total = torch.stack([engine.shared_gradient() for engine in sharing]).sum(0)
@@ -171,50 +170,52 @@ class LocalPipeline:
     def save_state(self, path: str | Path) -> None:
         """Write weights, the optimizer's state and the number of steps to a file.
 
-        Buffers of samples are not in it: after `load_state` each sample begins anew.
+        The file has no sample buffers, so after `load_state` each sample starts with a key frame.
 
         Raises:
-            OutOfTurn: a step is under way.
+            OutOfTurn: The present step has batches.
         """
         if self._batches:
-            raise OutOfTurn("save_state: call optim_step first; a step is under way")
+            raise OutOfTurn("save_state: expected no batches in the present step; call optim_step")
         tensors = {
             f"{number}/{name}": tensor.contiguous()
             for number, engine in enumerate(self._engines)
             for name, tensor in engine.state().items()
         }
-        told = {"steps": self.steps, "spec": self._spec.digest().hex(), "stages": self._cut()}
-        save_file(tensors, path, metadata={"swarm_ft": json.dumps(told)})
+        header = {"steps": self.steps, "spec": self._spec.digest().hex(), "stages": self._cut()}
+        save_file(tensors, path, metadata={"swarm_ft": json.dumps(header)})
 
     def load_state(self, path: str | Path) -> None:
-        """Go on from what `save_state` wrote; gradients of a step under way are dropped.
+        """Load a file of `save_state`, and drop the gradients of the present step.
 
         Raises:
-            BadSnapshot: it is not of this model with these options and stages.
+            BadSnapshot: The file has another model, other options or other stages.
         """
         try:
             with safe_open(path, framework="pt") as file:
-                told = json.loads((file.metadata() or {}).get("swarm_ft", "{}"))
+                header = json.loads((file.metadata() or {}).get("swarm_ft", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError) as error:
-            raise BadSnapshot(f"{path}: not a saved state: {error}") from None
-        here = self._spec.digest().hex(), self._cut()
-        if (told.get("spec"), told.get("stages")) != here:
-            raise BadSnapshot(f"{path}: of another model, other options or other stages")
+            raise BadSnapshot(f"{path}: expected a saved state: {error}") from None
+        expected = self._spec.digest().hex(), self._cut()
+        if (header.get("spec"), header.get("stages")) != expected:
+            raise BadSnapshot(
+                f"{path}: expected this model with these options and stages, got another state"
+            )
         for number, engine in enumerate(self._engines):
             start = f"{number}/"
             engine.load_state(
                 {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
             )
-        self.steps = int(told["steps"])
+        self.steps = int(header["steps"])
         self._new_boundaries()
         self._begin()
 
     def save_model(self, out: str | Path) -> None:
-        """Write what is trained, as `from_pretrained` of transformers, or of peft, loads it.
+        """Write the trained model or adapter, for `from_pretrained` of transformers or peft.
 
         Raises:
-            BadOption: the directory may not be used.
+            BadOption: The directory is not usable.
         """
         write = partial(write_result_files, checkpoint=self._checkpoint, spec=self._spec)
         with TemporaryDirectory(prefix="swarm-ft-") as folder:
@@ -241,7 +242,7 @@ class LocalPipeline:
     def _begin(self) -> None:
         self._batches, self._targets = 0, 0
         for engine in self._engines:
-            # How many targets a step has is known at its end: gradients are sums until then.
+            # Gradients are sums until the step's end, since its number of targets is unknown.
             engine.begin_step(StepNumber(self.steps), 1)
 
     def _checked_ids(self, sample_ids: Sequence[int] | None, count: int) -> list[int]:

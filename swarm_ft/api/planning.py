@@ -1,4 +1,4 @@
-"""A forecast of a job that nobody submits."""
+"""Forecasts of jobs before they are submitted."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from swarm_ft.stage.routers import check_routers
 
 
 def read_model(options: PlanOptions) -> tuple[Checkpoint, RunSpec]:
-    """Open the model of a job and describe the run that it would be. Calls nobody.
+    """Open a job's model and build the spec of its run, without any connection.
 
     Raises:
-        BadInput: the model or an option is not usable.
+        BadInput: The model or an option is not usable.
     """
     train = options.train_spec()
     checkpoint = open_checkpoint(options.model, train)
@@ -32,17 +32,17 @@ def read_model(options: PlanOptions) -> tuple[Checkpoint, RunSpec]:
 async def forecast_in(
     swarm: SwarmClient, checkpoint: Checkpoint, spec: RunSpec
 ) -> tuple[Forecast, Placed]:
-    """Forecast a run in a swarm as its peers are now.
+    """Forecast a run on the swarm's present peers.
 
     Returns:
-        The forecast, and the placement that it is for.
+        The forecast, and its placement.
 
     Raises:
-        Unavailable: no peers would host the run now, or the coordinator does not answer.
+        Unavailable: No peers can host the run now, or the coordinator does not answer.
     """
     placed = await swarm.place(spec)
     if not placed.peers:
-        raise Unavailable(f"nobody would host it now: {placed.reason}")
+        raise Unavailable(f"no peers can host this job now: {placed.reason}")
     layers = {peer.layers for peer in placed.peers}
     stages = [asyncio.to_thread(rehearsed, checkpoint, spec, one) for one in layers]
     memory = {one: await stage for one, stage in zip(layers, stages, strict=True)}

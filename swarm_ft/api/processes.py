@@ -1,4 +1,4 @@
-"""Commands as child processes: a whole swarm of them on this machine, started, watched, ended."""
+"""A whole swarm on this machine as child processes: their start, supervision and end."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from swarm_ft.identity.roles import Role
 from swarm_ft.protocol.spec.options import arguments
 
 JOURNAL, CLIENT_KEY = "coordinator.db", "client.pem"
-"""Below a swarm's folder."""
+"""Names of files in a swarm's folder."""
 START_TIMEOUT_S = 60.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGKILL)
-"""Politely; then for those that keep a result for its client; then for good."""
+"""Signals that stop a child: drain, leave at once, kill."""
 STOP_TIMEOUT_S = 5.0
-"""After each of them."""
+"""Seconds to wait after each signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One running command of ours; those named ROLE.1, ROLE.2, ... stand in for each other."""
+    """A running command; children named ROLE.1, ROLE.2, ... can replace each other."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -41,18 +41,18 @@ class Child:
 
     @property
     def role(self) -> str:
-        """What the run needs at least one of."""
+        """The role of the child, of which the run needs at least one."""
         return self.name.partition(".")[0]
 
 
 class ProcessSwarm:
-    """Commands of `swarm-ft` as children of this process, each with a log of its own.
+    """Commands of `swarm-ft` as children of this process, each with its own log.
 
     Args:
-        log_dir: made if absent; one file a process.
+        log_dir: Directory for one log file per process, created if absent.
 
     Attributes:
-        page: where the coordinator's page is, once that was started.
+        page: Address of the coordinator's web page, once the coordinator is running.
     """
 
     def __init__(self, log_dir: Path) -> None:
@@ -61,10 +61,13 @@ class ProcessSwarm:
         self.page = ""
 
     async def start_all(self, commands: Mapping[str, Sequence[str]]) -> None:
-        """Start several commands side by side, by their names.
+        """Start several commands at once.
+
+        Args:
+            commands: Arguments of each command, by the child's name.
 
         Raises:
-            RunFailed: one of them ended, or said nothing in time; the others may be up.
+            RunFailed: A child ended or was not ready in time; the others may be running.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -74,10 +77,10 @@ class ProcessSwarm:
             raise failures.exceptions[0] from None
 
     async def start(self, name: str, arguments: Sequence[str]) -> dict[str, object]:
-        """Start `swarm-ft ARGUMENTS --json`; what it prints first, once it is up.
+        """Start `swarm-ft ARGUMENTS --json`, and return its first line of JSON.
 
         Raises:
-            RunFailed: it ended, or said nothing in time.
+            RunFailed: The child ended or was not ready in time.
         """
         self._log_dir.mkdir(parents=True, exist_ok=True)
         log_file = self._log_dir / f"{name}.log"
@@ -89,35 +92,37 @@ class ProcessSwarm:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
-                # Ctrl-C in the terminal is for us; we then end the children in order.
+                # This process handles Ctrl-C in the terminal, and stops the children in order.
                 start_new_session=True,
             )
         child = Child(name, process, log_file)
         self._children.append(child)
-        return await self._first_words(child)
+        return await self._first_line(child)
 
-    async def _first_words(self, child: Child) -> dict[str, object]:
+    async def _first_line(self, child: Child) -> dict[str, object]:
         stdout = child.process.stdout
         if stdout is None:
             raise RunFailed(f"{child.name}: started without a pipe")
         try:
             line = await asyncio.wait_for(stdout.readline(), START_TIMEOUT_S)
         except TimeoutError:
-            raise RunFailed(f"{child.name} did not come up; see {child.log_file}") from None
+            raise RunFailed(
+                f"{child.name} was not ready in {START_TIMEOUT_S:g} s; see {child.log_file}"
+            ) from None
         if not line:
             await child.process.wait()
             raise RunFailed(f"{child.name} ended at once: {_last_line(child.log_file)}")
-        words: dict[str, object] = json.loads(line)
-        return words
+        document: dict[str, object] = json.loads(line)
+        return document
 
     async def first_loss(self, on_end: Callable[[str], None]) -> None:
-        """Wait until a child ends that no other can stand in for.
+        """Wait until a child ends that no other child can replace.
 
         Args:
-            on_end: told in words of a child that ended and whose replicas go on.
+            on_end: Callback for a line about a child that ended while its replicas go on.
 
         Raises:
-            RunFailed: always; it says which and why.
+            RunFailed: Always, with the child's name and its last log line.
         """
         waits = {asyncio.ensure_future(c.process.wait()): c for c in self._children}
         try:
@@ -133,7 +138,7 @@ class ProcessSwarm:
                 wait.cancel()
 
     async def stop(self) -> None:
-        """End all children, last started first: politely, and at last for good."""
+        """Stop all children, the last one first, by stronger and stronger signals."""
         for number in ENDING_SIGNALS:
             alive = [child.process for child in self._children if child.process.returncode is None]
             for process in reversed(alive):
@@ -144,7 +149,7 @@ class ProcessSwarm:
         self._children.clear()
 
     def kill(self, name: str | None = None) -> None:
-        """End a child at once, or all of them."""
+        """Kill a child, or all of them."""
         for child in self._children:
             if child.process.returncode is None and name in (None, child.name):
                 child.process.kill()
@@ -159,10 +164,10 @@ def _last_line(log_file: Path) -> str:
 
 
 class MembersApart:
-    """A coordinator and peers as processes of their own; see `MembersHere`, which has the same.
+    """A coordinator and peers as own processes, with the interface of `MembersHere`.
 
     Args:
-        folder: for the keys, the journal, snapshots, buffers and logs.
+        folder: Directory for keys, journal, snapshots, buffers and logs.
         threads: CPU threads of each peer.
     """
 
@@ -177,32 +182,32 @@ class MembersApart:
 
     @property
     def client(self) -> SwarmClient:
-        """A connection to the swarm.
+        """The connection to the swarm.
 
         Raises:
-            OutOfTurn: it is not up before its first job.
+            OutOfTurn: No job has started the swarm yet.
         """
         if self._client is None:
-            raise OutOfTurn("these processes are started by the first job; there is none yet")
+            raise OutOfTurn("no job has started this swarm's processes yet; call train() first")
         return self._client
 
     @property
     def peers(self) -> Mapping[str, str]:
-        """By name, the layers of each."""
+        """The layers of each peer, by its name."""
         return self._layers
 
     async def open(self) -> None:
-        """Nothing is started before it is known who is to host what."""
+        """Do nothing: the first `host` starts the processes."""
 
     async def host(self, layers: Mapping[str, str], model: str) -> None:
-        """Have just these peers, each with its layers.
+        """Restart the swarm with these peers, unless it has them and this model.
 
         Args:
-            layers: by the peers' names.
-            model: directory or hub id that jobs may name; another one means other peers.
+            layers: Layers of each peer, by its name.
+            model: Directory or hub id that jobs may name.
 
         Raises:
-            RunFailed: one of them ended, or said nothing in time; or others are there already.
+            RunFailed: A process ended or was not ready in time.
         """
         if layers == self._layers and model == self._model:
             return
@@ -217,25 +222,26 @@ class MembersApart:
         self._layers, self._model = dict(layers), model
 
     async def kill(self, name: str) -> None:
-        """End a peer without a word to anybody.
+        """Kill a peer without a handover.
 
         Raises:
-            NotFound: there is no such peer.
+            NotFound: There is no such peer.
         """
         if self._layers.pop(name, None) is None:
-            raise NotFound(f"peer {name}: there are {', '.join(self._layers) or 'none'}")
+            known = ", ".join(self._layers) or "none"
+            raise NotFound(f"peer: expected one of {known}, got {name}")
         self._swarm.kill(name)
 
     async def first_loss(self) -> None:
-        """Wait until a process ends that no other can stand in for.
+        """Wait until a process ends that no other process can replace.
 
         Raises:
-            RunFailed: always; it says which and why.
+            RunFailed: Always, with the process's name and its last log line.
         """
         await self._swarm.first_loss(lambda _words: None)
 
     async def close(self) -> None:
-        """End everybody."""
+        """Stop all members."""
         await self._connection.aclose()
         await self._swarm.stop()
         self._layers, self._client = {}, None
@@ -250,26 +256,26 @@ async def start_swarm(
     model: str,
     threads: int = 1,
 ) -> WayIn:
-    """Start a coordinator and peers, with keys of their own; a client's way in.
+    """Start a coordinator and peers with new keys, and return a client's way in.
 
     Args:
-        swarm: that they become processes of.
-        peers: the layers that each hosts, by its name.
-        buffers: what each lends; each has a folder of its own in that named.
-        work_dir: for the journal, the keys beside it, and snapshots.
-        model: directory or hub id that jobs may name.
-        threads: CPU threads of each.
+        swarm: Owner of the processes.
+        peers: Layers of each peer, by its name.
+        buffers: Buffers of each peer, which gets its own folder in the directory.
+        work_dir: Directory for the journal, the keys and the snapshots.
+        model: Directory or hub id that jobs may name.
+        threads: CPU threads of each peer.
 
     Raises:
-        RunFailed: one of them ended, or said nothing in time.
+        RunFailed: A process ended or was not ready in time.
     """
     journal = str(work_dir / JOURNAL)
     invited = first_invitations(journal, {Role.PEER: len(peers), Role.CLIENT: 1})
     common = ("--snapshots", str((work_dir / "snapshots").resolve()))
-    words = await swarm.start("coordinator", ["coordinator", "--journal", journal, *common])
-    swarm.page = str(words.get("page") or "")
-    to_here = partial(leading_to, str(words["endpoint"]))
-    word = str(to_here(invited[Role.PEER]))
+    started = await swarm.start("coordinator", ["coordinator", "--journal", journal, *common])
+    swarm.page = str(started.get("page") or "")
+    with_address = partial(leading_to, str(started["endpoint"]))
+    invite = str(with_address(invited[Role.PEER]))
     commands = {}
     for name, part in peers.items():
         own = buffers.directory.resolve() / name if buffers.directory else None
@@ -280,19 +286,20 @@ async def start_swarm(
             str(threads),
             *arguments(replace(buffers, directory=own)),
         )
-        commands[name] = ["serve-stage", *offer, *_models(model), *common, word]
+        commands[name] = ["serve-stage", *offer, *_models(model), *common, invite]
     await swarm.start_all(commands)
-    return WayIn(invite=to_here(invited[Role.CLIENT]), initial_peers=(), dht_prefix=DHT_PREFIX)
+    client_invite = with_address(invited[Role.CLIENT])
+    return WayIn(invite=client_invite, initial_peers=(), dht_prefix=DHT_PREFIX)
 
 
 def _models(model: str) -> tuple[str, str]:
-    """Options that let a peer open this user's own choice, of the hub as this user would."""
+    """Return the options that let a peer open this user's own model."""
     is_directory = Path(model).is_dir()
     return ("--models", str(Path(model).resolve())) if is_directory else ("--model", model)
 
 
 def forget(work_dir: Path, buffers: BufferOptions) -> None:
-    """Delete what an earlier swarm left in its folder: a new one would take up its run."""
+    """Delete an earlier swarm's journal and buffers, since a new swarm would resume its run."""
     for leftover in work_dir.glob(f"{JOURNAL}*"):
         if leftover.is_dir():
             shutil.rmtree(leftover)

@@ -1,4 +1,4 @@
-"""What a volunteer lends of this machine: checked against what it has, and told in one line."""
+"""The resources that a peer lends, checked against those of this machine."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LentResources:
-    """Upper limits of what a peer takes of this machine.
+    """The limits of what a peer uses of this machine.
 
     Attributes:
-        memory_bytes: for stages and their microbatches, on the device.
-        buffer_memory_bytes: for samples' buffers, in this machine's memory.
-        cores: CPU threads that compute.
-        disk_bytes: for buffers, others' snapshots and models of the hub together.
-        up_mbps: to other members; None: no cap.
-        down_mbps: from other members; None: no cap.
+        memory_bytes: Memory of the device for stages and their microbatches, in bytes.
+        buffer_memory_bytes: Memory of this machine for sample buffers, in bytes.
+        cores: Number of CPU threads that compute.
+        disk_bytes: Disk for buffers, others' snapshots and hub models together, in bytes.
+        up_mbps: Maximum rate to other members in Mbps; None: no limit.
+        down_mbps: Maximum rate from other members in Mbps; None: no limit.
     """
 
     memory_bytes: int
@@ -35,30 +35,30 @@ class LentResources:
     down_mbps: float | None = None
 
     def in_words(self) -> str:
-        """One line: the limits, then the options that change them."""
+        """Return a line with the limits and the options that change them."""
         cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
         return (
-            f"lends at most {size_words(self.memory_bytes)} of memory for stages and "
+            f"This machine lends at most {size_words(self.memory_bytes)} of memory for stages and "
             f"{size_words(self.buffer_memory_bytes)} for buffers, {cores}, "
             f"{size_words(self.disk_bytes)} of disk, {self._link()} (--memory, --buffer-memory, "
             "--threads, --buffer-disk, --keep-disk, --model-disk, --upload-mbps, --download-mbps)"
         )
 
     def _link(self) -> str:
-        caps = ((self.up_mbps, "up"), (self.down_mbps, "down"))
-        told = [f"{mbps:g} Mbps {way}" for mbps, way in caps if mbps is not None]
-        return " and ".join(told) or "no cap on the link"
+        rates = ((self.up_mbps, "up"), (self.down_mbps, "down"))
+        caps = [f"{mbps:g} Mbps {way}" for mbps, way in rates if mbps is not None]
+        return " and ".join(caps) or "no cap on the link"
 
     def fields(self) -> dict[str, Any]:
-        """The limits for `--json`."""
+        """Return the limits for `--json`."""
         return asdict(self)
 
 
 def check_cores(threads: int | None) -> None:
-    """Refuse more threads than there are cores.
+    """Refuse more threads than this machine has cores.
 
     Raises:
-        BadOption: there are fewer.
+        BadOption: This machine has fewer cores.
     """
     cores = systems.core_count()
     if threads is not None and threads > cores:
@@ -66,16 +66,16 @@ def check_cores(threads: int | None) -> None:
 
 
 def check_memory(option: str, wanted_bytes: int, has_bytes: int | None, where: str) -> None:
-    """Refuse more memory than there is; where nobody knows how much there is, believe it.
+    """Refuse more memory than there is; accept any value if the total is unknown.
 
     Args:
-        option: that names the limit.
-        wanted_bytes: its value.
-        has_bytes: the memory in all, free or not; None: unknown.
-        where: what has this memory.
+        option: Option that sets the limit, for the message.
+        wanted_bytes: Value of the option, in bytes.
+        has_bytes: Total memory, free or not, in bytes; None: unknown.
+        where: Owner of the memory, for the message.
 
     Raises:
-        BadOption: there is less.
+        BadOption: The total is lower.
     """
     if has_bytes is not None and wanted_bytes > has_bytes:
         raise BadOption(
@@ -85,10 +85,10 @@ def check_memory(option: str, wanted_bytes: int, has_bytes: int | None, where: s
 
 
 def check_buffer_memory(buffers: BufferOptions, default_bytes: int) -> None:
-    """Refuse buffers in more memory than there is; the default is cut where there is less.
+    """Refuse a chosen buffer memory above this machine's; a default above it is no error.
 
     Raises:
-        BadOption: this machine has less.
+        BadOption: This machine has less memory.
     """
     if buffers.memory_bytes != default_bytes:
         has_bytes = systems.total_memory_bytes()
@@ -96,10 +96,10 @@ def check_buffer_memory(buffers: BufferOptions, default_bytes: int) -> None:
 
 
 def check_disk(option: str, wanted_bytes: int | None, folder: Path) -> None:
-    """Refuse more disk than the folder's file system has in all.
+    """Refuse more disk than the total of the folder's file system.
 
     Raises:
-        BadOption: it has less.
+        BadOption: The file system is smaller.
     """
     if wanted_bytes is None:
         return

@@ -1,4 +1,4 @@
-"""A machine that is lent: from what its owner decided to a peer that serves."""
+"""The start of a peer: from a volunteer's options to a node that hosts stages."""
 
 from __future__ import annotations
 
@@ -60,39 +60,41 @@ if TYPE_CHECKING:
 
 
 MODEL_SHARE = 0.25
-"""Of the disk that is free, for models from the hub."""
+"""Default share of the free disk for hub models."""
 MODELS_FOLDER = "models"
-"""Of models from the hub, in a peer's home."""
+"""Folder of hub models in a peer's home."""
 KEEP_SHARE = 0.1
-"""Of the disk that is free, for snapshots of others' stages."""
+"""Default share of the free disk for snapshots of others' stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeOptions:
-    """What a volunteer decides; `swarm-ft serve-stage` has the same by these names.
+    """A volunteer's options, as in `swarm-ft serve-stage`.
 
     Attributes:
-        layers: blocks to host; None lets the coordinator choose.
-        device: auto, cpu, cuda, cuda:N or mps.
-        dtype: what to compute in, float32 or bfloat16; weights stay float32.
-        model: directory or hub id that stands in for every run's model.
-        models: directories below which jobs may name models.
-        model_disk_bytes: for models that jobs name and the hub has; None: MODEL_SHARE of what is
-            free.
-        allow_models: hub ids that jobs may name, as ORG/NAME or ORG/*; none: all public ones.
-        lent_memory_bytes: lent at most; None: 80 % of what is free beside buffers.
-        max_stages: that it hosts at a time, each of another run, as far as memory allows.
-        threads: CPU threads to compute with; None: as many as torch takes.
-        watts: what the machine takes at work, for forecasts.
-        snapshots: where they lie, the same for all; None: with the peers, if at all.
-        keep_disk_bytes: of disk for snapshots of others' stages; None: KEEP_SHARE of what is free.
-        peer_id: this peer's name, where it has no key.
-        encrypt_at_rest: whether what it writes to disks is encrypted.
-        hours: of the day at which it works, `22-7`; None: at all.
-        pause_when: gpu-busy, on-battery, user-active.
-        upload_mbps: that it sends to other members at most; None: as fast as it goes.
-        download_mbps: so too of what it receives.
-        monthly_gb: that it sends and receives in a calendar month at most.
+        layers: Blocks to host; None lets the coordinator choose.
+        device: Device to compute on: auto, cpu, cuda, cuda:N or mps.
+        dtype: Data type of computations, float32 or bfloat16; weights stay float32.
+        model: Directory or hub id of a model that replaces every run's model.
+        models: Directories below which jobs may name models.
+        model_disk_bytes: Disk for hub models, in bytes; None: MODEL_SHARE of the free disk.
+        allow_models: Hub ids that jobs may name, as ORG/NAME or ORG/*; empty: all public models.
+        lent_memory_bytes: Memory for stages, in bytes; None: 80 % of the memory free beside
+            buffers.
+        max_stages: Maximum number of stages at a time, each of another run.
+        threads: CPU threads to compute with; None: torch's default.
+        watts: Power that the machine draws under load, in watts, for forecasts.
+        snapshots: Directory or URL for snapshots, the same for all; None: the peers' disks.
+        keep_disk_bytes: Disk for others' snapshots, in bytes; None: KEEP_SHARE of the free disk.
+        peer_id: Name of this peer in a swarm without keys.
+        encrypt_at_rest: Whether to encrypt this peer's files.
+        hours: Hours of the day in which the peer works, such as `22-7`; None: all.
+        pause_when: Cases that pause the peer: gpu-busy, on-battery, user-active.
+        upload_mbps: Maximum rate of sending to other members, in Mbps; None: no limit.
+        download_mbps: Maximum rate of receiving from other members, in Mbps; None: no limit.
+        monthly_gb: Maximum traffic per calendar month, in GB; None: no limit.
+        buffers: Memory and disk for sample buffers.
+        listening: Address to listen on, and the one to announce.
         name: The peer's name for people; None: the one that it had, or one from its key.
     """
 
@@ -123,15 +125,18 @@ class ServeOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lent:
-    """What a machine lends, before it is in a swarm.
+    """A machine that is ready to be lent, before it joins a swarm.
 
     Attributes:
-        device_memory_bytes: of the device that computes, in all; 0: unknown.
-        resources: limits of all that is lent.
-        home: where it keeps its key and its buffers; None if it keeps neither.
-        folder: for states and results on their way.
-        shape: of its link to other members.
-        keeper: of its volunteer's manners.
+        options: The volunteer's options.
+        make_engine: Function that creates the engine of a stage.
+        memory_bytes: Memory for stages, in bytes.
+        device_memory_bytes: Total memory of the computing device, in bytes; 0: unknown.
+        resources: Limits of the machine's resources.
+        home: Directory of the peer's key and buffers; None if it has neither.
+        folder: Temporary folder for states and results.
+        shape: Rate limiter of the link to other members.
+        keeper: Controller that pauses and resumes the peer.
     """
 
     options: ServeOptions
@@ -146,39 +151,39 @@ class Lent:
 
     @property
     def key_file(self) -> Path | None:
-        """Of this peer's key."""
+        """The path of this peer's key; None without a home."""
         return self.home.path / KEY_FILE if self.home else None
 
     async def offer(self, swarm: Joined) -> PeerOptions:
-        """What the swarm is told; measures how fast this machine computes."""
+        """Build the options of the peer's node, and measure this machine's computing speed."""
         from swarm_ft.peer.node import PeerOptions
 
-        asked = self.options
-        own_name = PeerId(swarm.name) if swarm.name else _peer_id(asked.peer_id, self.home)
+        options = self.options
+        own_name = PeerId(swarm.name) if swarm.name else _peer_id(options.peer_id, self.home)
         return PeerOptions(
             peer_id=own_name,
-            layers=asked.layers,
+            layers=options.layers,
             memory_bytes=self.memory_bytes,
             device_memory_bytes=self.device_memory_bytes,
             shard_dir=self.folder,
-            buffers=_buffer_place(self.home, asked.buffers),
-            snapshots_url=asked.snapshots or "",
-            keeping=_keeping_place(self.home.path if self.home else self.folder, asked),
-            encrypts=asked.encrypt_at_rest,
-            max_beside=asked.max_stages - 1,
+            buffers=_buffer_place(self.home, options.buffers),
+            snapshots_url=options.snapshots or "",
+            keeping=_keeping_place(self.home.path if self.home else self.folder, options),
+            encrypts=options.encrypt_at_rest,
+            max_beside=options.max_stages - 1,
             max_up_bytes_per_s=self.shape.up.bytes_per_s,
             max_down_bytes_per_s=self.shape.down.bytes_per_s,
-            machine=await _measured(asked.device, asked.dtype, asked.watts),
-            device=_device_words(asked.device),
-            codes_on=_coding_device(asked.device),
+            machine=await _measured(options.device, options.dtype, options.watts),
+            device=_device_words(options.device),
+            codes_on=_coding_device(options.device),
         )
 
 
 def check_options(way: WayIn, options: ServeOptions) -> None:
-    """Check what a volunteer typed, as far as that needs neither torch nor anybody's answer.
+    """Check a volunteer's options as far as possible without torch and without connections.
 
     Raises:
-        BadOption: a value is out of its bounds, or contradicts the way in.
+        BadOption: A value is out of its bounds, or contradicts the way in.
     """
     manners_of(options.hours, options.pause_when)
     check_device_name(options.device)
@@ -198,11 +203,11 @@ def check_options(way: WayIn, options: ServeOptions) -> None:
 
 @contextmanager
 def lending(way: WayIn, options: ServeOptions) -> Iterator[Lent]:
-    """What is lent, as long as the context lasts; everything is checked first.
+    """Check the options, and prepare this machine as long as the context lasts.
 
     Raises:
-        BadOption: this machine does not have it, or it contradicts the way in.
-        BadModel: `options.model` is none.
+        BadOption: This machine lacks a resource, or an option contradicts the way in.
+        BadModel: `options.model` is no model.
     """
     check_options(way, options)
     _check_machine(options)
@@ -237,11 +242,14 @@ def _unbounded() -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peer:
-    """One that listens.
+    """A peer that listens.
 
     Attributes:
-        name: The peer's name for people.
-        peer_id: The peer's id.
+        name: Name of the peer for people.
+        peer_id: Id of the peer.
+        node: The peer itself.
+        endpoint: Address at which others reach it.
+        transport: Transport to other members.
     """
 
     name: str
@@ -266,19 +274,19 @@ async def peer_up(
     on_made: Callable[[PeerNode], object] = lambda _node: None,
     on_leave: Callable[[LeaveProgress], None] = lambda _progress: None,
 ) -> AsyncIterator[Peer]:
-    """A peer that others reach as long as the context lasts.
+    """Run a peer that others reach as long as the context lasts.
 
     Args:
-        swarm: where it is announced, and finds the coordinator; who it is there.
-        listening: where others reach this peer.
-        offer: what the volunteer decided.
-        make_engine: what computes.
-        shape: of the link to other members; None: as it is.
-        on_made: given the peer before anybody hears of it.
-        on_leave: told what it waits for before it may leave, or pause.
+        swarm: Membership of this process in the swarm.
+        listening: Address to listen on, and the one to announce.
+        offer: Options of the peer's node.
+        make_engine: Function that creates the engine of a stage.
+        shape: Rate limiter of the link to other members; None: no limit.
+        on_made: Callback that gets the node before the directory announces it.
+        on_leave: Callback for the progress of leaving or pausing.
 
     Raises:
-        PortInUse: the port is taken.
+        PortInUse: The port is taken.
     """
     from swarm_ft.peer.node import PeerNode
     from swarm_ft.reach.transport import HomeTransport
@@ -326,15 +334,15 @@ async def serve_until_over(
     options: ServeOptions,
     on_up: Callable[[Peer], object] = lambda _peer: None,
 ) -> None:
-    """Lend this machine until this is cancelled, and then say goodbye.
+    """Lend this machine until this is cancelled, and then drain the peer.
 
     Args:
-        way: into the swarm.
-        options: what is lent.
-        on_up: given the peer once others reach it.
+        way: Address of the swarm.
+        options: The volunteer's options.
+        on_up: Callback that gets the peer once others reach it.
 
     Raises:
-        SwarmError: what keeps it from being a peer, or made it stop.
+        SwarmError: The peer cannot start, or failed.
     """
     with lending(way, options) as lent:
         async with joined(way, lent.key_file, options.name or "") as swarm:
@@ -343,22 +351,22 @@ async def serve_until_over(
             async with up as peer, kept(peer.node, lent.keeper):
                 get_logger(__name__).info(lent.resources.in_words())
                 on_up(peer)
-                await _run_politely(peer)
+                await _run_until_drained(peer)
 
 
 @asynccontextmanager
 async def kept(node: PeerNode, keeper: Keeper) -> AsyncIterator[None]:
-    """A peer that works when its volunteer's manners say so."""
+    """Let the controller pause and resume a peer as long as the context lasts."""
     keeper.node = node
     try:
         async with beside(keeper.look()):
             yield
     finally:
-        keeper.used_up()  # counts the last bytes
+        keeper.used_up()  # The call stores the count of the last bytes.
 
 
-async def _run_politely(peer: Peer) -> None:
-    """Serve; a first cancellation has it leave, a second one ends it."""
+async def _run_until_drained(peer: Peer) -> None:
+    """Run the peer; a first cancellation drains it, and a second one ends it."""
     running = asyncio.ensure_future(peer.run())
     try:
         await asyncio.shield(running)
@@ -371,15 +379,15 @@ async def _run_politely(peer: Peer) -> None:
         await asyncio.gather(running, return_exceptions=True)
 
 
-# ---- what this machine has
+# ---- this machine's files and resources
 
 
 def _home(name: str | None, buffers: BufferOptions, *, has_key: bool) -> PeerHome | None:
-    """Where on disk this peer keeps its key and its buffers; None if it is to keep neither."""
+    """Lock the home of this peer's key and buffers; None if it has neither."""
     if not buffers.disk_bytes and not has_key:
         return None
     if name is not None:
-        _checked_name(name)  # it may become a directory's
+        _checked_name(name)  # The name may become a directory's.
     return claim_home(name, buffers.directory)
 
 
@@ -393,23 +401,23 @@ def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
     return BufferPlace(limits=limits, directory=directory, keep_s=keep_s)
 
 
-def _keeping_place(folder: Path, asked: ServeOptions) -> KeepingPlace:
+def _keeping_place(folder: Path, options: ServeOptions) -> KeepingPlace:
     from swarm_ft.peer.keeping import KeepingPlace
 
-    keep_s = 86400.0 * asked.buffers.keep_days
-    max_bytes = _keep_bytes(folder, asked)
+    keep_s = 86400.0 * options.buffers.keep_days
+    max_bytes = _keep_bytes(folder, options)
     return KeepingPlace(directory=folder / "kept", max_bytes=max_bytes, keep_s=keep_s)
 
 
 def _keep_bytes(folder: Path, options: ServeOptions) -> int:
-    """Disk for snapshots of others' stages."""
+    """Return the disk for snapshots of others' stages."""
     if options.keep_disk_bytes is not None:
         return options.keep_disk_bytes
     return int(shutil.disk_usage(folder).free * KEEP_SHARE)
 
 
 def _check_machine(options: ServeOptions) -> None:
-    """Refuse what this machine does not have, before anything heavy is imported."""
+    """Refuse resources that this machine lacks, before slow imports."""
     buffers, folder = options.buffers, options.buffers.directory or homes()
     check_cores(options.threads)
     check_buffer_memory(buffers, BufferOptions().memory_bytes)
@@ -436,9 +444,9 @@ def _resources(
     )
 
 
-def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
-    drawn = given or f"peer-{secrets.token_hex(4)}"
-    return _checked_name(drawn if given or home is None else home.name(drawn))
+def _peer_id(chosen: str | None, home: PeerHome | None) -> PeerId:
+    drawn = chosen or f"peer-{secrets.token_hex(4)}"
+    return _checked_name(drawn if chosen or home is None else home.name(drawn))
 
 
 def _checked_name(name: str) -> PeerId:
@@ -446,19 +454,21 @@ def _checked_name(name: str) -> PeerId:
     from swarm_ft.protocol.spec.bounds import MAX_ID_BYTES
 
     checked_record(name, "localhost:1")
-    if len(name) > MAX_ID_BYTES:  # it is ASCII by now
+    if len(name) > MAX_ID_BYTES:  # `checked_record` accepts ASCII only.
         raise BadOption(f"--peer-id: expected at most {MAX_ID_BYTES} bytes, got {len(name)}")
     return PeerId(name)
 
 
 def _check_has_keys(options: ServeOptions) -> None:
-    """Caps are of links to other machines, which only members with keys have."""
+    """Refuse limits of the link in a swarm without keys, whose links stay on this machine."""
     if options.name is not None:
         raise BadOption("--name: expected an invitation; without one --peer-id names this peer")
     for name in ("upload_mbps", "download_mbps", "monthly_gb"):
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
-            raise BadOption(f"{option}: expected an invitation; without one no link leaves here")
+            raise BadOption(
+                f"{option}: expected an invitation, since without one links stay on this machine"
+            )
 
 
 def _device_words(device: str) -> str:
@@ -481,12 +491,12 @@ def _engine_maker(options: ServeOptions, access: ModelAccess) -> EngineMaker:
 
     torch_dtype = DTYPES[options.dtype]
     torch_device = pick_device(options.device, torch_dtype)
-    # Said at all, it holds: libraries would take fewer threads as the machine is loaded, and sum in
-    # another order than a replica, or than they did before.
+    # Setting the number pins it. Otherwise libraries use fewer threads on a loaded machine, and
+    # sum in another order than a replica, or than before.
     torch.set_num_threads(options.threads or torch.get_num_threads())
 
     def make_engine(spec: RunSpec, layers: LayerRange) -> Engine:
-        from swarm_ft.stage.engine import StageEngine  # with transformers' models: takes seconds
+        from swarm_ft.stage.engine import StageEngine  # Imports transformers' models: seconds.
 
         checkpoint = access.open(spec)
         return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
@@ -497,7 +507,7 @@ def _engine_maker(options: ServeOptions, access: ModelAccess) -> EngineMaker:
 def _hub_cache(
     home: Path, options: ServeOptions, shape: Shape, left_bytes: Callable[[], float]
 ) -> HubCache:
-    """Models of the hub below a peer's home; their bytes pass the link's gate as others do."""
+    """Return the cache of hub models in a peer's home, whose downloads the link's gate limits."""
     from swarm_ft.stage.hub_cache import HubCache, bytes_in
 
     folder, max_bytes = home / MODELS_FOLDER, options.model_disk_bytes
@@ -514,7 +524,7 @@ def _model_access(options: ServeOptions) -> ModelAccess:
     if options.model:
         from swarm_ft.stage.checkpoint import check_checkpoint
 
-        check_checkpoint(options.model)  # a wrong --model is refused now, not when a run comes
+        check_checkpoint(options.model)  # Refuse a wrong --model now, not at the first run.
     return ModelAccess(
         directories=named_directories(options.models),
         own=options.model,
@@ -523,12 +533,12 @@ def _model_access(options: ServeOptions) -> ModelAccess:
 
 
 def _lent_bytes(options: ServeOptions) -> tuple[int, int]:
-    """Return the memory that stages may take, and what the device has (0: unknown).
+    """Return the memory for stages and the device's total memory, in bytes (0: unknown).
 
-    From now on torch takes no more of a GPU than `--memory`.
+    The function limits torch's use of a GPU to `--memory`.
 
     Raises:
-        BadOption: the device has less than `--memory`.
+        BadOption: The device has less memory than `--memory`.
     """
     from swarm_ft.stage.device import (
         free_memory_bytes,
@@ -546,13 +556,13 @@ def _lent_bytes(options: ServeOptions) -> tuple[int, int]:
         keep_within(torch_device, options.lent_memory_bytes)
         return options.lent_memory_bytes, has_bytes or 0
     free_bytes = free_memory_bytes(torch_device)
-    if shares_memory(torch_device):  # buffers lie in the same memory, if there are any
+    if shares_memory(torch_device):  # Buffers use the same memory.
         free_bytes -= min(options.buffers.memory_bytes, free_bytes // 2)
     return int(0.8 * free_bytes), has_bytes or 0
 
 
 async def _measured(device: str, dtype: str, watts: float) -> Machine:
-    """What this machine can do; the node measures its link."""
+    """Measure this machine's computing speed; the node measures its link."""
     from swarm_ft.protocol.messages.capacity import Machine
     from swarm_ft.stage.device import DTYPES, pick_device
     from swarm_ft.stage.speed import host_digest, peers_at_once, training_flops_per_s

@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from swarm_ft.identity.roles import Role
 
 JOURNAL = "swarm-ft-coordinator.db"
-"""Of a coordinator that is not told otherwise."""
+"""Default path of a coordinator's journal."""
 
 FIRST_LIFETIME = timedelta(days=1)
-"""Of invitations for those who are started together."""
+"""Lifetime of invitations for members that start together with their coordinator."""
 
 
 def keys_folder(journal: str) -> Path:
-    """Where the keys of the swarm with this journal lie."""
+    """Return the folder of the keys of the swarm with this journal."""
     return Path(f"{journal}.keys")
 
 
 @contextmanager
 def opened(journal: str) -> Iterator[tuple[Authority, Registry]]:
-    """A swarm's authority and its registry.
+    """Open a swarm's authority and its registry of members.
 
     Raises:
-        BadOption: the swarm has no keys.
-        JournalError: the registry cannot be read.
+        BadOption: The swarm has no keys.
+        JournalError: The registry cannot be read.
     """
     from swarm_ft.coordinator.journal.registry import Registry
     from swarm_ft.identity.authority import Authority
@@ -45,10 +45,14 @@ def opened(journal: str) -> Iterator[tuple[Authority, Registry]]:
 
 
 def first_invitations(journal: str, uses: Mapping[Role, int]) -> dict[Role, Invite]:
-    """By role, for so many each: for whoever starts a whole swarm at once.
+    """Create an invitation per role, before the coordinator of the swarm starts.
 
-    The swarm's keys are made if there are none. A coordinator that starts after this knows all of
-    these from the beginning; where it will be they do not say yet, see `leading_to`.
+    The function creates the swarm's keys if there are none. The invitations have no address of the
+    coordinator yet, see `leading_to`.
+
+    Args:
+        journal: Path of the coordinator's journal.
+        uses: Number of members that may join, by role.
     """
     from swarm_ft.coordinator.journal.registry import Registry
     from swarm_ft.identity.authority import Authority
@@ -64,5 +68,5 @@ def first_invitations(journal: str, uses: Mapping[Role, int]) -> dict[Role, Invi
 
 
 def leading_to(endpoint: str, invite: Invite) -> Invite:
-    """The same invitation, with the coordinator's address."""
+    """Return the same invitation with the coordinator's address."""
     return replace(invite, addresses=(endpoint,))

@@ -1,6 +1,6 @@
-"""Training by the names of transformers' Trainer and TRL's SFTTrainer, in a swarm.
+"""Training in a swarm with the interface of transformers' Trainer and TRL's SFTTrainer.
 
-Arguments that a swarm has nothing for are refused with a reason; none is left out silently.
+The trainer refuses arguments that a swarm does not support with a reason. It ignores none silently.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ _PEFT_SAYS_NOTHING = {
 
 @dataclass(init=False)
 class SwarmConfig:
-    """Arguments by the names of `TrainingArguments` and `SFTConfig`, all of which it takes.
+    """The arguments of a `SwarmTrainer`, with all names of `TrainingArguments` and `SFTConfig`.
 
-    Those that a swarm has nothing for are refused when a `SwarmTrainer` is made, with the option
-    that comes nearest; those without effect on what is learned are ignored, and a line of the log
-    lists them. `api/arguments.py` decides, for job files as well.
+    `SwarmTrainer` refuses unsupported arguments and suggests the nearest option. It ignores
+    arguments that do not change the result, and logs their names. `api/arguments.py` decides, for
+    job files as well.
 
     Attributes:
-        per_device_train_batch_size: samples that travel together; no effect on the result.
-        gradient_accumulation_steps: number of these in a step.
-        max_length: tokens of a sample at most; a longer document is truncated.
-        packing: put several documents into one sample.
-        packing_strategy: `bfd`, `bfd_split` or `wrapped`, of `packing`.
-        dataset_text_field: the column to train on; by the data's columns, if None.
-        swarm: other options of a job, by our own names, as `{"forward_codec": "aq2"}`.
-        others: all other arguments that were given.
+        per_device_train_batch_size: Samples per microbatch; does not change the result.
+        gradient_accumulation_steps: Microbatches per step.
+        max_length: Maximum number of tokens per sample; longer documents are truncated.
+        packing: Whether to pack several documents into one sample.
+        packing_strategy: Strategy of `packing`: `bfd`, `bfd_split` or `wrapped`.
+        dataset_text_field: Column to train on; None: chosen by the data's columns.
+        swarm: Options of the job by our own names, such as `{"forward_codec": "aq2"}`.
+        others: All other arguments, by name.
 
     Raises:
-        BadOption: there is no such argument; the message names the nearest one.
+        BadOption: An argument is unknown; the message suggests the nearest one.
     """
 
     output_dir: str | Path = "swarm-ft-output"
@@ -105,14 +105,14 @@ class SwarmConfig:
     others: dict[str, Any] = field(default_factory=dict)
 
     def __init__(self, **arguments: Unpack[TrainerKeywords]) -> None:
-        given: dict[str, Any] = dict(arguments)
-        self.__dict__["others"] = given.pop("others", {})  # of dataclasses.replace
+        left: dict[str, Any] = dict(arguments)
+        self.__dict__["others"] = left.pop("others", {})  # `dataclasses.replace` passes it.
         for one in fields(self):
             if one.name != "others":
                 default = JobKeywords() if one.name == "swarm" else one.default
-                setattr(self, one.name, given.pop(one.name, default))
-        check_argument_names(given, "SwarmConfig")
-        self.others.update(given)
+                setattr(self, one.name, left.pop(one.name, default))
+        check_argument_names(left, "SwarmConfig")
+        self.others.update(left)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIELDS:
@@ -131,12 +131,12 @@ class SwarmConfig:
         """Translate the arguments to a job's options.
 
         Raises:
-            BadOption: arguments ask for what a swarm does not do; the message has all of them.
+            BadOption: A swarm does not support some arguments; the message has all of them.
         """
         return {**self._translated().fields, **self.swarm}
 
     def notes(self) -> tuple[str, ...]:
-        """List the arguments without effect, in lines; raises as `keywords` does."""
+        """Return lines about the arguments without effect; raises as `keywords` does."""
         return self._translated().notes
 
     def _translated(self) -> TranslatedJob:
@@ -154,7 +154,7 @@ class SwarmConfig:
         return translated_arguments(arguments, "SwarmConfig")
 
     def _is_replaced(self, one: Field[Any]) -> bool:
-        """Return whether another name of the option, as `max_seq_length`, replaces a default."""
+        """Whether another name of the option, such as `max_seq_length`, replaces a default."""
         decision = TRAINER[one.name]
         is_option = isinstance(decision, Honoured) and decision.option
         is_default = getattr(self, one.name) == one.default
@@ -167,7 +167,7 @@ _FIELDS = frozenset(one.name for one in fields(SwarmConfig))
 
 
 class TrainOutput(NamedTuple):
-    """The Trainer's: number of steps, the mean of their losses, and other metrics."""
+    """The Trainer's output: number of steps, mean of their losses, and other metrics."""
 
     global_step: int
     training_loss: float
@@ -175,14 +175,14 @@ class TrainOutput(NamedTuple):
 
 
 class TrainerState(NamedTuple):
-    """A run's progress, by some of the names of transformers' `TrainerState`.
+    """The progress of a run, with some of the fields of transformers' `TrainerState`.
 
     Attributes:
-        global_step: optimizer steps so far.
-        max_steps: that the run has; 0 before its end is known.
-        log_history: see `SwarmTrainer`.
-        best_metric: of all evaluations, by `metric_for_best_model`; None before the first.
-        best_global_step: the step of that evaluation.
+        global_step: Number of optimizer steps so far.
+        max_steps: Number of steps of the run; 0 until it has ended.
+        log_history: Logs of the run, see `SwarmTrainer`.
+        best_metric: Best `metric_for_best_model` of all evaluations; None before the first.
+        best_global_step: Step of the best evaluation; None before the first.
     """
 
     global_step: int
@@ -193,7 +193,7 @@ class TrainerState(NamedTuple):
 
 
 class SwarmTrainer:
-    """A Trainer whose steps a swarm makes: one that others run, or one that it starts here.
+    """A Trainer that trains in an existing swarm, or in one that it starts on this machine.
 
         trainer = SwarmTrainer(
             model="gpt2", args=SwarmConfig(output_dir="tuned"), train_dataset=dataset,
@@ -202,25 +202,24 @@ class SwarmTrainer:
         trainer.train()
 
     Args:
-        model: a directory, a hub id, or a model of transformers, which a swarm here alone takes.
-        args: how to train; see `SwarmConfig`. A TrainingArguments of transformers or an SFTConfig
-            of TRL is translated by the same table: with that library's defaults.
-        train_dataset: a path, a hub id, a `datasets.Dataset`, or rows or texts.
-        eval_dataset: held-out data, so too.
-        peft_config: a `LoraConfig` of peft; without one all weights are trained.
-        processing_class: the tokenizer of a model that is given as such; otherwise a model has its
-            own.
-        invite: into a swarm; None starts one here.
-        swarm: a `LocalSwarm` that is up, instead.
-        stages: of the swarm that is started here.
-        others: further arguments of Trainer and SFTTrainer, which are refused unless None.
+        model: Directory, hub id, or transformers model; the latter needs a swarm on this machine.
+        args: Training arguments, see `SwarmConfig`. The same table translates a TrainingArguments
+            of transformers or an SFTConfig of TRL, with that library's defaults.
+        train_dataset: Path, hub id, `datasets.Dataset`, rows or texts to train on.
+        eval_dataset: Held-out data, in the same forms.
+        peft_config: `LoraConfig` of peft; None: all weights train.
+        processing_class: Tokenizer of a transformers model; None: the model's own.
+        invite: Invitation to a swarm; None: a swarm on this machine.
+        swarm: Running `LocalSwarm` to train in, instead of `invite`.
+        stages: Number of stages of a swarm that the trainer starts.
+        others: Other arguments of Trainer and SFTTrainer, which must be None.
 
     Attributes:
-        log_history: the Trainer's logs by its names, a dictionary a step.
-        report: the outcome of the run; None before its end.
+        log_history: Logs with the Trainer's names, one dictionary per event.
+        report: Report of the run; None until it has ended.
 
     Raises:
-        BadOption: an argument asks for what a swarm does not do.
+        BadOption: A swarm does not support an argument.
     """
 
     @keyword_errors()
@@ -241,13 +240,14 @@ class SwarmTrainer:
         _check_others(others)
         args = _checked(args)
         if train_dataset is None:
-            raise BadOption("train_dataset: expected one, got None")
+            raise BadOption("train_dataset: expected data, got None")
         if invite is not None and swarm is not None:
-            raise BadOption("invite, swarm: give one of the two")
+            raise BadOption("invite, swarm: expected one of the two, got both")
         _check_model(model, processing_class, is_remote=invite is not None)
         self._keywords = args.keywords() | lora_keywords(peft_config)
         named = {"model": "model", "dataset": "data"}
-        build(JobOptions, by_names(JobOptions, {**self._keywords, **named}))  # before data is read
+        # Check the options before data is read.
+        build(JobOptions, by_names(JobOptions, {**self._keywords, **named}))
         for note in args.notes():
             logger.warning("SwarmConfig: %s", note)
         self._model, self._tokenizer = model, processing_class
@@ -261,27 +261,27 @@ class SwarmTrainer:
         """Train, and write the result to `args.output_dir`.
 
         Args:
-            resume_from_checkpoint: True goes on with this job's unfinished run in the swarm of
-                `invite`, from its newest snapshot if need be.
+            resume_from_checkpoint: Whether to resume this job's unfinished run in the swarm of
+                `invite`, from its newest snapshot if necessary.
 
         Raises:
-            BadOption: a checkpoint is named, or there is no swarm that could have such a run.
-            SwarmError: why there is no result.
+            BadOption: `resume_from_checkpoint` is a path, or `invite` is missing.
+            SwarmError: The run has no result; the error is the cause.
         """
         return waited(self._train(resume_from_checkpoint))
 
     async def train_async(self, resume_from_checkpoint: bool | None = None) -> TrainOutput:
-        """Do what `train` does."""
+        """Train like `train`."""
         return await awaited(self._train(resume_from_checkpoint))
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
-        """Copy the result to another directory; `train` wrote it to `args.output_dir`.
+        """Copy the result from `args.output_dir`, where `train` wrote it, to another directory.
 
         Args:
-            output_dir: where to; None: it stays where it is.
+            output_dir: Directory of the copy; None: no copy.
 
         Raises:
-            OutOfTurn: no run has ended yet.
+            OutOfTurn: No run has ended yet.
         """
         result = Path(self._ended("save_model").model_dir)
         if output_dir is not None and Path(output_dir).absolute() != result.absolute():
@@ -291,26 +291,28 @@ class SwarmTrainer:
         """Return the swarm's evaluation of the result, by the Trainer's names.
 
         Args:
-            eval_dataset: must be None: the swarm evaluates while it trains.
+            eval_dataset: None, since the swarm evaluates while it trains.
 
         Raises:
-            BadOption: other data is given.
-            OutOfTurn: no run has ended yet, or it evaluated nothing.
+            BadOption: `eval_dataset` is not None.
+            OutOfTurn: No run has ended yet, or it evaluated nothing.
         """
         if eval_dataset is not None:
             raise BadOption(
-                "evaluate: the swarm evaluates while it trains; give eval_dataset to SwarmTrainer, "
-                "or load the result with transformers"
+                "evaluate: expected no eval_dataset, since the swarm evaluates while it trains; "
+                "pass it to SwarmTrainer, or load the result with transformers"
             )
         report = self._ended("evaluate")
         if report.eval_after is None:
-            raise OutOfTurn("evaluate: the run evaluated nothing; eval_strategy='steps' does")
+            raise OutOfTurn(
+                "evaluate: expected a run with evaluations; set eval_strategy='steps' and train"
+            )
         metrics = {"loss": report.eval_after.loss, **metrics_of(report.eval_after, report.task)}
         return {f"eval_{name}": value for name, value in metrics.items()}
 
     @property
     def state(self) -> TrainerState:
-        """The progress of the run, as far as this client knows it."""
+        """The progress of the run, by its events so far."""
         steps = [one for one in self.log_history if "loss" in one]
         name = f"eval_{self._metric.removeprefix('eval_')}"
         evaluated = {one[name]: int(one["step"]) for one in self.log_history if name in one}
@@ -325,16 +327,18 @@ class SwarmTrainer:
 
     def _ended(self, caller: str) -> RunReport:
         if self.report is None:
-            raise OutOfTurn(f"{caller}: call train() first; no run has ended yet")
+            raise OutOfTurn(f"{caller}: expected a finished run; call train() first")
         return self.report
 
     async def _train(self, resume: object) -> TrainOutput:
         if resume not in (None, False, True):
-            raise BadOption("resume_from_checkpoint: expected True or False; the swarm has states")
+            raise BadOption(
+                "resume_from_checkpoint: expected True or False, since the swarm has the checkpoint"
+            )
         if resume and self._invite is None:
             raise BadOption(
-                "resume_from_checkpoint: expected invite beside it; a swarm that was "
-                "started here has ended with its runs"
+                "resume_from_checkpoint: expected invite beside it, since a swarm on this machine "
+                "ends with its runs"
             )
         self.log_history, self.report = [], None
         with TemporaryDirectory(prefix="swarm-ft-") as folder:
@@ -352,7 +356,7 @@ class SwarmTrainer:
         return _output(report)
 
     def _job(self, folder: Path) -> JobKeywords:
-        """Make the job; data and a model without a path are written into `folder`."""
+        """Build the job's options; write data and a model without a path into `folder`."""
         data = {
             name: _path_of(name, one, folder) for name, one in self._data.items() if one is not None
         }
@@ -386,7 +390,7 @@ def lora_keywords(peft_config: Any) -> dict[str, Any]:
     """Translate a `LoraConfig` of peft to a job's options; None to no options.
 
     Raises:
-        BadOption: it is another configuration, or says what a swarm does not do.
+        BadOption: It is another configuration, or a swarm does not support one of its values.
     """
     if peft_config is None:
         return {}
@@ -399,7 +403,10 @@ def lora_keywords(peft_config: Any) -> dict[str, Any]:
             default = one.default_factory()
         known = one.name in _PEFT_TAKEN | _PEFT_SAYS_NOTHING
         if not known and value != default and value not in (None, False):
-            raise BadOption(f"peft_config: {one.name}={value!a:.80}: a swarm does not do that")
+            raise BadOption(
+                f"peft_config: expected no {one.name}, which a swarm does not support, "
+                f"got {value!a:.80}"
+            )
     return {
         "adapter": "dora" if peft_config.use_dora else "lora",
         "lora_r": peft_config.r,
@@ -414,37 +421,37 @@ def _targets(given: Any) -> str:
         return ALL_LINEAR
     if isinstance(given, str):
         raise BadOption(
-            f"peft_config: target_modules={given!a:.80}: expected '{ALL_LINEAR}' or a list of the "
-            "ends of names; patterns are not taken"
+            f"peft_config: target_modules: expected '{ALL_LINEAR}' or a list of ends of names, got "
+            f"the pattern {given!a:.80}"
         )
     return ",".join(sorted(given))
 
 
-_NO_CALLS = "the swarm's machines run no code of a client; on_event of swarm_ft.train has losses"
-_OF_TRAINERS = {
-    "callbacks": "log_history, report_to and on_event of swarm_ft.train have what they see",
+_NO_CALLS = "peers run no code of a client; on_event of swarm_ft.train receives the losses"
+_UNSUPPORTED = {
+    "callbacks": "use log_history, report_to, or on_event of swarm_ft.train",
     "compute_metrics": METRICS,
     "preprocess_logits_for_metrics": METRICS,
     "compute_loss_func": _NO_CALLS,
-    "data_collator": "the swarm's client tokenizes and pads rows itself (docs/data.md)",
+    "data_collator": "the client tokenizes and pads rows itself (docs/data.md)",
     "formatting_func": "swarm={'template': 'Q: {question} A: {answer}'} formats rows, or map them",
     "optimizers": "args.optim and args.lr_scheduler_type choose them by name",
     "optimizer_cls_and_kwargs": "args.optim chooses one by name",
-    "model_init": "give model as a directory, a hub id or a model",
-    "tokenizer": "its name is processing_class now",
+    "model_init": "pass model as a directory, a hub id or a model",
+    "tokenizer": "its present name is processing_class",
 }
-"""By the name of an argument of Trainer or SFTTrainer, why a swarm has nothing for it."""
+"""Reasons to refuse an argument of Trainer or SFTTrainer, by its name."""
 
 
 def _check_others(others: Mapping[str, Any]) -> None:
-    """Refuse arguments of Trainers that are not this one's."""
+    """Refuse arguments of other Trainers."""
     for name, value in others.items():
         if name in TRAINER:
-            raise BadOption(f"{name}: goes into args, as SwarmConfig({name}=...)")
-        if name not in _OF_TRAINERS:
-            raise BadOption(f"{name}: there is no such argument{nearest(name, _OWN_NAMES)}")
+            raise BadOption(f"{name}: expected it in args, as SwarmConfig({name}=...)")
+        if name not in _UNSUPPORTED:
+            raise BadOption(f"{name}: no such argument{nearest(name, _OWN_NAMES)}")
         if value not in (None, [], (None, None)):
-            raise BadOption(f"{name}: {_OF_TRAINERS[name]}")
+            raise BadOption(f"{name}: {_UNSUPPORTED[name]}")
 
 
 _OWN_NAMES = (
@@ -473,8 +480,8 @@ def _check_model(model: Any, tokenizer: Any, *, is_remote: bool) -> None:
         own = getattr(tokenizer, "name_or_path", None)
         if tokenizer is not None and own != str(model):
             raise BadOption(
-                f"processing_class: of '{own}'; '{model}' is read with its own tokenizer. Leave "
-                "it out, or save both together and give their directory as the model"
+                f"processing_class: expected the tokenizer of '{model}', got that of '{own}'; "
+                "leave it out, or save both together and pass their directory as the model"
             )
         return
     if not hasattr(model, "save_pretrained"):
@@ -482,10 +489,11 @@ def _check_model(model: Any, tokenizer: Any, *, is_remote: bool) -> None:
         raise BadOption(f"model: expected a directory, a hub id or a model, got {kind}")
     if is_remote:
         raise BadOption(
-            "model: volunteers fetch it by its name; give a hub id, or a directory that all have"
+            "model: expected a hub id, or a directory that all peers have, got a model; peers "
+            "fetch models by name"
         )
     if tokenizer is None:
-        raise BadOption("processing_class: a model that is given as such has no tokenizer with it")
+        raise BadOption("processing_class: expected the tokenizer of the model, got None")
 
 
 def _path_of(name: str, data: Any, folder: Path) -> str:

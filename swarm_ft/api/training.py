@@ -1,4 +1,4 @@
-"""A job from its options to its result, in a swarm that others run."""
+"""A job from its options to its result, in an existing swarm."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ OnEvent = Callable[[RunEvent], object]
 
 
 def job_options(given: dict[str, Any]) -> JobOptions:
-    """Build a job's options from values by name; words stand for values that have words.
+    """Build a job's options from values or their words, by name.
 
     Raises:
-        BadInput: one is unknown, missing or out of its bounds.
+        BadInput: An option is unknown, missing or out of its bounds.
     """
     values = by_names(JobOptions, given)
-    for needed in ("model", "dataset"):
-        if values.get(needed) is None:
-            raise BadOption(f"{needed}: it is required, and was not given")
+    for name in ("model", "dataset"):
+        if values.get(name) is None:
+            raise BadOption(f"{name}: expected a value, got none; it is required")
     return build(JobOptions, values)
 
 
 async def read(options: JobOptions, listener: Listener) -> Job:
-    """Read and check the job that the options ask for; no connection is opened.
+    """Read and check a job's model and data, without any connection to a swarm.
 
     Raises:
-        BadInput: the first thing that is wrong with the options, the model or the data.
+        BadInput: An option, the model or the data is not usable.
     """
     return await reading(partial(prepare_job, options), listener)
 
@@ -55,24 +55,24 @@ async def begun(
     options: JobOptions,
     *,
     console: Console | None = None,
-    told: Iterable[str] = (),
+    notices: Iterable[str] = (),
     forecasts: bool = True,
 ) -> WatchedRun:
-    """Submit a job that was read.
+    """Submit a job.
 
     Args:
-        swarm: that is to train it.
-        job: what.
-        options: what else was said.
-        console: where progress is shown; standard error, if None.
-        told: lines to show first.
-        forecasts: whether to say what it will take.
+        swarm: Connection to the swarm.
+        job: The job, as `read` returned it.
+        options: The job's options.
+        console: Console for the progress; None: standard error.
+        notices: Lines to show first.
+        forecasts: Whether to show a forecast.
 
     Raises:
-        SwarmError: the coordinator does not take it.
+        SwarmError: The coordinator refuses the job.
     """
     progress = RunProgress(job.spec.train, console)
-    for line in told:
+    for line in notices:
         progress.message(line)
     return await submit(swarm, job, options, progress, forecasts=forecasts)
 
@@ -81,12 +81,12 @@ async def finished(run: WatchedRun, outputs: Outputs, on_event: OnEvent | None =
     """Watch a run to its end, fetch its result, and report on it.
 
     Args:
-        run: that was submitted or found.
-        outputs: where its result and its report go.
-        on_event: called with every event of the run: a step, an evaluation, a status.
+        run: The run.
+        outputs: Places of the result and of reports.
+        on_event: Callback for every event of the run: a step, an evaluation, a status.
 
     Raises:
-        SwarmError: why there is no result.
+        SwarmError: The run has no result; the error is the cause.
     """
     with run.progress.telling(on_event) if on_event else nullcontext():
         await run.fetch(outputs)
@@ -107,15 +107,15 @@ async def run_job(
     """Read a job, submit it, watch it to its end, and fetch its result.
 
     Args:
-        swarm: a connection to the swarm.
-        options: the job's.
-        shows: whether progress is shown on standard error.
-        on_event: called with every event of the run: a step, an evaluation, a status.
-        is_local: whether this process is the swarm: its peers share a machine, which a forecast
-            does not know, and no run goes on without it.
+        swarm: Connection to the swarm.
+        options: Options of the job.
+        shows: Whether to show the progress on standard error.
+        on_event: Callback for every event of the run: a step, an evaluation, a status.
+        is_local: Whether this process runs the swarm. Then there is no forecast, since its peers
+            share a machine, and no advice to detach, since the run ends with the process.
 
     Raises:
-        SwarmError: why there is no result.
+        SwarmError: The run has no result; the error is the cause.
     """
     console = console_for(shows=shows)
     job = await read(options, listener_on(console))
@@ -129,12 +129,12 @@ async def run_job(
 
 
 def console_for(*, shows: bool) -> Console:
-    """Make a console on standard error, or one that shows nothing."""
+    """Return a console on standard error, or one that prints nothing."""
     return Console(stderr=True, highlight=False) if shows else Console(quiet=True)
 
 
 def listener_on(console: Console) -> Listener:
-    """Make a listener that prints what reading reports."""
+    """Return a listener that prints the messages of reading data."""
     return Listener(tell=partial(console.print, markup=False, soft_wrap=True))
 
 
@@ -146,10 +146,10 @@ async def run_job_in(
     shows: bool = True,
     on_event: OnEvent | None = None,
 ) -> RunReport:
-    """Do what `run_job` does in the swarm of `way`, with this key or this user's own.
+    """Connect to the swarm of `way` with this key or this user's own, and call `run_job`.
 
     Raises:
-        SwarmError: why there is no result.
+        SwarmError: The run has no result; the error is the cause.
     """
     check_outputs(options.outputs)
     async with connected(way, key_file) as swarm:

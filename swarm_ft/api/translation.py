@@ -1,6 +1,7 @@
-"""From names and values of libraries, in files or in calls, to a job's options.
+"""The translation of libraries' names and values, in files or calls, to a job's options.
 
-A name means what it means in its library. Names that cannot are refused, all of them at once.
+A name keeps the meaning of its library. The translation refuses names that cannot keep it, all of
+them in one message.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ NO_ROW_TYPE = RowType()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TranslatedJob:
-    """A job as a file or a call describes it.
+    """A job that was translated from a file or a call.
 
     Attributes:
-        fields: values of its options by `Declared.field`.
-        notes: lines for people: keys without effect, and defaults that differ from axolotl's.
+        fields: Values of its options, by `Declared.field`.
+        notes: Lines for people about keys without effect and defaults that differ from axolotl's.
     """
 
     fields: Mapping[str, Any]
@@ -56,7 +57,7 @@ class TranslatedJob:
 
 
 def job_fields(document: Mapping[str, Any], source: object = "job") -> dict[str, Any]:
-    """Return the fields alone of what `translated` returns."""
+    """Return the fields of `translated` without its notes."""
     return dict(translated(document, source).fields)
 
 
@@ -64,12 +65,12 @@ def translated(document: Mapping[str, Any], source: object = "job") -> Translate
     """Translate a file's keys to a job's options.
 
     Args:
-        document: what `read_job_file` returned.
-        source: the file, for messages.
+        document: Keys and values of the file, as `read_job_file` returns them.
+        source: Name of the file, for messages.
 
     Raises:
-        BadOption: some keys are unknown, are given twice under two names, have a value that they
-            cannot have, or ask for what a swarm does not do. The message has all of them.
+        BadOption: Some keys are unknown, repeated under two names, or unsupported, or their
+            values are out of bounds. The message has all of them.
     """
     return _Translation(source, _JOB_FILE).job(document)
 
@@ -78,8 +79,8 @@ def translated_arguments(arguments: Mapping[str, Any], source: object) -> Transl
     """Translate arguments of a Trainer to a job's options; raises as `translated` does.
 
     Args:
-        arguments: by their names in `TRAINER`.
-        source: where they stand, for messages.
+        arguments: Values by their names in `TRAINER`.
+        source: Name of the arguments' owner, for messages.
     """
     return _Translation(source, _TRAINER).job(arguments)
 
@@ -88,7 +89,7 @@ def check_argument_names(names: Iterable[str], source: object) -> None:
     """Refuse names that no Trainer has.
 
     Raises:
-        BadOption: some are unknown; the message has all, each with the nearest known one.
+        BadOption: Some names are unknown; the message suggests the nearest name for each.
     """
     unknown = {name: _TRAINER.unknown(name, _OPTION_NAMES) for name in names if name not in TRAINER}
     _raise_problems(unknown, source, _TRAINER)
@@ -96,12 +97,12 @@ def check_argument_names(names: Iterable[str], source: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """A set of names that a translation knows.
+    """The names that a translation knows.
 
     Attributes:
-        noun: the word for a name.
-        decisions: on those of libraries.
-        has_options: whether the job's own options are among the names.
+        noun: Noun for a name, in messages.
+        decisions: Decisions on the libraries' names.
+        has_options: Whether the names of the job's own options are allowed too.
     """
 
     noun: str
@@ -109,11 +110,11 @@ class _Names:
     has_options: bool
 
     def unknown(self, name: str, others: Iterable[str]) -> str:
-        """Say that there is no such name, and which is the nearest."""
-        like = nearest(name, [*self.decisions, *(others if self.has_options else ())])
+        """Return the message for an unknown name, with the nearest known one."""
+        hint = nearest(name, [*self.decisions, *(others if self.has_options else ())])
         if not self.has_options and name in _OPTION_NAMES:
-            like = f"; options of a job go into swarm={{'{name}': ...}}"
-        return f"there is no such {self.noun}{like}"
+            hint = f"; expected options of a job in swarm={{'{name}': ...}}"
+        return f"no such {self.noun}{hint}"
 
 
 _JOB_FILE = _Names("key", DECISIONS, has_options=True)
@@ -134,7 +135,7 @@ _OPTION_NAMES = {name: one.field for one in _OPTIONS.values() for name in one.na
 
 
 class _Translation:
-    """One document on its way to options. It collects problems, and raises them together."""
+    """The translation of a document, which collects all problems and raises them together."""
 
     def __init__(self, source: object, names: _Names) -> None:
         self._source = source
@@ -144,7 +145,7 @@ class _Translation:
         self._problems: dict[str, str] = {}
         self._notes: list[str] = []
         self._unused: list[str] = []
-        self._told: list[str] = []
+        self._explained: list[str] = []
         self._row_type: RowType | None = None
         self._trains_on_inputs: bool | None = None
         self._per_epoch: dict[str, Any] = {}
@@ -217,12 +218,12 @@ class _Translation:
         return TranslatedJob(fields=fields, notes=tuple(self._notes))
 
     def _by_plain_name(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Key the document by names with underscores; two spellings of one key are a problem."""
+        """Write the keys with underscores; two spellings of one key are a problem."""
         keys: dict[str, Any] = {}
         for key, value in document.items():
             name = key.replace("-", "_")
             if name in keys:
-                self._problems[key] = f"is given twice, as {name} too"
+                self._problems[key] = f"expected it once, got {name} too"
             keys[name] = value
         return keys
 
@@ -244,7 +245,7 @@ class _Translation:
                 self._refuse(problem)
         elif isinstance(decision, Ignored) and value not in (*OFF, decision.default):
             if decision.note:
-                self._told.append(f"{name}: without effect here; {decision.note}")
+                self._explained.append(f"{name}: no effect here; {decision.note}")
             else:
                 self._unused.append(name)
 
@@ -254,7 +255,7 @@ class _Translation:
         value = words.get(value, value) if isinstance(value, str) else value
         problem = _value_problem(_OPTIONS[field], value)
         if self._found.get(field) not in (None, value):
-            self._refuse(f"{field} is given twice, as {self._found[field]!r} too")
+            self._refuse(f"expected one {field}, got {self._found[field]!r} too")
         elif problem:
             self._refuse(problem)
         else:
@@ -262,13 +263,13 @@ class _Translation:
 
     def _if_true(self, value: Any, field: str, then: Any) -> None:
         if value and value not in OFF:
-            # dora is what an adapter of lora becomes by another key
+            # A second key turns an adapter from lora to dora.
             self._found[field] = then
 
     def _refuse(self, words: str) -> None:
         self._problems.setdefault(self._key, words)
 
-    # ---- keys that are more than one option under another name
+    # ---- keys with a translation of their own
 
     def _adapter(self, value: Any) -> None:
         if value == "qlora":
@@ -278,7 +279,7 @@ class _Translation:
             self._set("adapter", value)
 
     def _accumulate(self, steps: Any) -> None:
-        """Set the samples of a step, of which axolotl has so many microbatches."""
+        """Set the batch size to this number of microbatches."""
         self._key, micro = ACCUMULATION, self._found.get("micro_batch_size", 1)
         if not (isinstance(steps, int) and isinstance(micro, int)):
             self._refuse(f"expected a whole number, got {shown(steps)}")
@@ -287,28 +288,28 @@ class _Translation:
         self._set("batch_size", steps * micro)
 
     def _resolve_targets(self, keys: Mapping[str, Any]) -> None:
-        """Have all linear layers in place of some; others than these cannot be beside them."""
+        """Set all linear layers for `lora_target_linear`, and refuse other modules beside it."""
         if keys.get("lora_target_linear") in OFF:
             return
         self._key, names = "lora_target_modules", str(self._found.get("target_modules", ""))
         if "embed" in names or "lm_head" in names:
-            self._refuse(f"adapters are beside the blocks' linear layers alone, got {shown(names)}")
+            self._refuse(f"expected linear layers of the blocks, got {shown(names)}")
         self._found["target_modules"] = "all-linear"
 
     def _warmup_steps(self, value: Any) -> None:
-        """Take a number of steps; below 1 it is a share of all, as transformers 5 reads it."""
+        """Set the warmup steps; below 1 they are a share of all steps, as in transformers 5."""
         is_share = isinstance(value, float) and 0 < value < 1
         if is_share and not self._found.get("warmup_ratio"):
             self._found["warmup_ratio"] = None
         self._set("warmup_ratio" if is_share else "warmup_steps", value)
 
     def _warmup_ratio(self, value: Any) -> None:
-        """Take a share of all steps; none beside `warmup_steps` asks for nothing."""
+        """Set the warmup's share of all steps; 0 beside `warmup_steps` has no effect."""
         if value or not self._found.get("warmup_ratio"):
             self._set("warmup_ratio", value)
 
     def _max_steps(self, value: Any) -> None:
-        """Take a number of steps; without a positive one epochs decide, as in transformers."""
+        """Set a positive number of steps; otherwise epochs decide, as in transformers."""
         if isinstance(value, bool) or not isinstance(value, int) or value > 0:
             self._set("steps", value)
 
@@ -317,19 +318,19 @@ class _Translation:
             self._set("shuffle", value == "random")
         else:
             self._refuse(
-                f"expected random or sequential, got {shown(value)}; samples are not sorted by "
-                "length"
+                f"expected random or sequential, got {shown(value)}; the swarm does not sort "
+                "samples by length"
             )
 
     def _packing_strategy(self, value: Any) -> None:
-        """Take a strategy; TRL's `bfd_split` is two options here."""
+        """Set a packing strategy; TRL's `bfd_split` sets two options here."""
         if value == "bfd_split":
             self._set("truncation", "split")
             value = "bfd"
         self._set("packing_strategy", value)
 
     def _text_field(self, value: Any) -> None:
-        """Take a column; TRL's default, text, is taken here wherever there is such a column."""
+        """Set the column, unless it is TRL's default `text`, which is also the default here."""
         if value != "text":
             self._set("text_column", value)
 
@@ -342,37 +343,37 @@ class _Translation:
             self._key = f"{outer}: {name}"
             decision = MODEL_INIT.get(str(name))
             if decision is None:
-                self._refuse(f"there is no such argument{nearest(str(name), MODEL_INIT)}")
+                self._refuse(f"no such argument{nearest(str(name), MODEL_INIT)}")
             else:
                 self._decide(self._key, decision, one)
 
     def _resolve_beside(self, keys: Mapping[str, Any]) -> None:
-        """Refuse what contradicts another argument: a second seed, a direction of the metric."""
+        """Refuse a second seed, and a direction that contradicts the metric."""
         seed = self._found.get("seed", _OPTIONS["seed"].default)
         self._key = "data_seed"
         if keys.get("data_seed") not in (None, seed):
-            self._refuse(f"a run has one seed, here {seed}")
+            self._refuse(f"expected {seed}, since a run has one seed")
         metric = self._found.get("metric_for_best_model") or "loss"
         self._key, is_better = "greater_is_better", metric != "loss"
         if keys.get("greater_is_better") not in (None, is_better):
             self._refuse(f"expected {is_better} of metric_for_best_model {metric}")
 
     def _repository(self, value: Any) -> None:
-        """Take a file's repository; false, as of a Trainer's argument, asks for none."""
+        """Set the repository of a file's `push_to_hub`; false sets none."""
         if value is True:
             self._refuse("expected a repository, as [OWNER/]NAME, got True")
         elif value is not False:
             self._set("push_to_hub", value)
 
     def _resolve_hub(self, keys: Mapping[str, Any]) -> None:
-        """Name the repository of a Trainer's `push_to_hub`, as it does: by its output directory."""
+        """Set a Trainer's `push_to_hub`; its default is the name of the output directory."""
         if self._names is _TRAINER and keys.get("push_to_hub"):
             self._key = "push_to_hub"
             folder = Path(self._found.get("out", _OPTIONS["out"].default)).name
             self._set("push_to_hub", keys.get("hub_model_id") or folder)
 
     def _resolve_per_epoch(self) -> None:
-        """Set a strategy for one in each epoch: early stopping and the best weights know it."""
+        """Set a strategy for once per epoch, which early stopping and the best weights support."""
         for what, value in self._per_epoch.items():
             self._key = f"{what}s_per_epoch"
             if value == 1 and value is not True and f"{what}_strategy" not in self._found:
@@ -381,14 +382,14 @@ class _Translation:
                 self._set(f"{what}s_per_epoch", value)
 
     def _check_flat_schedule(self, keys: Mapping[str, Any]) -> None:
-        """Refuse a warm-up of transformers' `constant`, which has none there."""
+        """Refuse a warmup with transformers' `constant`, which has none."""
         has_warmup = self._found.get("warmup_steps") or self._found.get("warmup_ratio")
         for self._key in ("lr_scheduler", "lr_scheduler_type"):
             if keys.get(self._key) == "constant" and has_warmup:
-                self._refuse("constant has no warm-up; constant_with_warmup has one")
+                self._refuse("expected constant_with_warmup, since constant has no warmup")
 
     def _resolve_dropout(self) -> None:
-        """Turn dropout on for adapters that have some; models' own dropout is on there, too."""
+        """Turn dropout on for adapters that have some, which turns the model's own on as well."""
         found = self._found
         share = found.get("lora_dropout")
         has_adapter = found.get("adapter", "none") not in ("none", None)
@@ -399,8 +400,8 @@ class _Translation:
             return
         found["dropout"] = True
         self._notes.append(
-            f"lora_dropout: {share} sets dropout: true; its noise is a floor under what changes "
-            "of activations can save (lora_dropout: 0 leaves it out)"
+            f"lora_dropout: {share} sets dropout: true, whose noise limits how far delta codecs "
+            "can compress (lora_dropout: 0 avoids it)"
         )
 
     def _chat_template(self, value: Any) -> None:
@@ -422,7 +423,7 @@ class _Translation:
         names = value if isinstance(value, list) else [value]
         others = [n for n in names if str(n).rpartition(".")[2] not in PLUGINS_WITHOUT_EFFECT]
         if others:
-            self._refuse(f"plugins are not loaded, such as {shown(others[0])}")
+            self._refuse(f"expected no plugins, got {shown(others[0])}")
         elif names:
             self._unused.append(self._key)
 
@@ -431,8 +432,8 @@ class _Translation:
             self._unused.append(self._key)
         elif value not in OFF:
             self._refuse(
-                f"expected a name that ends by ForCausalLM, got {shown(value)}; task: "
-                "classification and token-classification train classes"
+                f"expected a name that ends with ForCausalLM, got {shown(value)}; for classes use "
+                "task: classification or token-classification"
             )
 
     # ---- datasets
@@ -446,7 +447,7 @@ class _Translation:
             self._refuse("expected a list, such as '- path: notes.txt'")
             return
         if path == "eval_dataset" and len(entries) > 1:
-            self._refuse("expected a list of one; it may be a directory of files")
+            self._refuse("expected a list of one entry, which may be a directory of files")
             return
         for entry in entries:
             self._key = key
@@ -454,12 +455,12 @@ class _Translation:
         self._key = f"{key}: path"
         paths = [str(entry["path"]) for entry in entries if entry.get("path")]
         if len(paths) < len(entries):
-            self._refuse("expected one in each entry")
+            self._refuse("expected a path in each entry")
         else:
             self._set(path, paths[0] if len(paths) == 1 else tuple(paths))
 
     def _dataset(self, value: Mapping[Any, Any], split: str) -> None:
-        """Take all of an entry but its path; several entries say the same there."""
+        """Translate an entry except its path; several entries must agree."""
         key = self._key
         fields = {"split": split, "name": "subset", "field": "text_column"}
         fields["ds_type"] = "data_format"
@@ -476,7 +477,7 @@ class _Translation:
         self._columns_of(entry, key)
 
     def _columns_of(self, entry: Mapping[str, Any], key: str) -> None:
-        """Have columns fill the roles of the entry's type, the same in all entries."""
+        """Set the columns for the roles of the entry's type; all entries must agree."""
         row_type = ROW_TYPES.get(str(entry.get("type")), NO_ROW_TYPE)
         columns = {role: role for role in row_type.roles}
         for name, role in COLUMNS.items():
@@ -494,12 +495,13 @@ class _Translation:
         self._columns = columns
 
     def _row_type_of(self, name: Any, entry: Mapping[str, Any]) -> None:
-        """Check that columns are of this type: they decide the rows' meaning (docs/data.md)."""
+        """Set the row type, which decides the meaning of columns (docs/data.md)."""
         row_type = ROW_TYPES.get(name) if isinstance(name, str) else None
         if row_type is None:
             known = ", ".join(ROW_TYPES)
             self._refuse(
-                f"expected one of {known}, got {shown(name)}; column: maps others (docs/data.md)"
+                f"expected one of {known}, got {shown(name)}; for other rows map columns with "
+                "column: (docs/data.md)"
             )
             return
         if self._row_type not in (None, row_type):
@@ -509,9 +511,9 @@ class _Translation:
             self._text_rows(entry)
 
     def _text_rows(self, entry: Mapping[str, Any]) -> None:
-        """Read rows of one column; each line of a `.txt` is one, as of the library `datasets`.
+        """Set options for rows of one text, which continue in the next sample.
 
-        Long ones go on in the next sample.
+        Each line of a `.txt` file is a row, as in the library `datasets`.
         """
         self._found.setdefault("truncation", "split")
         is_plain = entry.get("ds_type") == "text" or str(entry.get("path", "")).endswith(".txt")
@@ -526,27 +528,26 @@ class _Translation:
         self._trains_on_inputs = bool(value)
 
     def _resolve_learned_part(self) -> None:
-        """Set what of a row is learned: by the rows' type, inputs are only read by default."""
+        """Set which part of a row the loss covers: inputs by `train_on_inputs` only."""
         inputs, row_type = self._trains_on_inputs, self._row_type
         self._key = "train_on_inputs"
         if row_type is not None and row_type.asks:
             self._set(row_type.asks, not inputs)
         elif inputs is not None and row_type is None and "train_on_inputs" not in self._problems:
             self._refuse(
-                "expected a type of datasets beside it, chat_template or alpaca; or instead of it "
+                "expected type: chat_template or alpaca in datasets beside it; or use "
                 "assistant_only_loss (messages) or completion_only_loss (prompts, instructions)"
             )
 
     # ---- notes
 
     def _note_unused(self) -> None:
-        self._notes[:0] = self._told
+        self._notes[:0] = self._explained
         if self._unused:
-            words = "without effect here; none of them changes what is learned"
-            self._notes.insert(0, f"{', '.join(self._unused)}: {words}")
+            self._notes.insert(0, f"{', '.join(self._unused)}: no effect on the result here")
 
     def _note_defaults(self, document: Mapping[str, Any]) -> None:
-        """Note the defaults that axolotl has otherwise, for a file with its keys."""
+        """Add a note about defaults that differ from axolotl's, for a file with its keys."""
         if not {"base_model", "datasets"} & document.keys():
             return
         others = [
@@ -556,16 +557,16 @@ class _Translation:
         ]
         if others:
             self._notes.append(
-                f"left out, with another default than axolotl's: {', '.join(others)}"
+                f"not set, and with a default that differs from axolotl's: {', '.join(others)}"
             )
 
 
 _INSTEAD = {"epochs": ("steps",), "warmup_ratio": ("warmup_steps",)}
-"""By field, others that say the same."""
+"""Fields that set the same thing, by field."""
 
 
 def _value_problem(one: Declared, value: Any) -> str:
-    """Return why an option cannot have a value of a file; empty if it can."""
+    """Return the reason to refuse a value of a file; empty if it is allowed."""
     values = value if isinstance(value, list) else [value]
     if isinstance(value, dict) and one.is_repeated:
         values = list(value.values())
@@ -575,7 +576,7 @@ def _value_problem(one: Declared, value: Any) -> str:
         return f"expected one value, got {shown(value)}"
     is_text = one.kind is str and not one.choices
     if is_text and any(isinstance(each, bool) or each is None for each in values):
-        return f"expected text, got {shown(value)}; YAML has yes, no, on and off for true and false"
+        return f"expected text, got {shown(value)}; YAML reads yes, no, on and off as true or false"
     try:
         one.value_of(value)
     except BadOption as error:

@@ -1,4 +1,4 @@
-"""What would come of a change, from a moment on: the swarm run on with it, and without. Pure."""
+"""A comparison of a run's simulated future with a change and without it. Pure."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from swarm_ft.protocol.spec.flops import stage_flops
 from swarm_ft.protocol.spec.member_name import default_name
 
 BYTES_PER_S = 1e6 / 8
-"""Of one Mbps."""
+"""Bytes per second of one Mbps."""
 LOAD_BYTES_PER_S = 100 * BYTES_PER_S
-"""At which a stage's state comes, where nobody measured the link."""
+"""Assumed rate of receiving a stage's state over a link without a measurement."""
 EXPECTED = (
     "expected 'peer NAME: 20 Mbps', 'peer NAME: 20 Mbps up', 'peer NAME: 2x compute' or "
     "'peer NAME: gone'"
@@ -41,10 +41,15 @@ _OF_PLANS = frozenset(EventKind) - {EventKind.SNAPSHOT_WHOLE, EventKind.RUN_EVAL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Of one peer; what is None stays as it was.
+    """A change of one peer; None leaves a value unchanged.
 
     Attributes:
-        words: as it was asked for.
+        words: Text of the request.
+        peer_id: The peer.
+        is_gone: Whether the peer leaves the swarm.
+        up_bytes_per_s: New rate of sending, in bytes per second.
+        down_bytes_per_s: New rate of receiving, in bytes per second.
+        compute_factor: Factor of the computing speed.
     """
 
     words: str
@@ -57,15 +62,15 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """How a run goes on.
+    """A simulated future of a run.
 
     Attributes:
-        num_steps: that were simulated.
-        step_s: the mean of the second half of them; None if there was none.
-        eta_s: until the run's last step; None if nobody can tell.
-        bound_by: what no step can be faster for; empty where nobody measured that.
-        plans: what was decided meanwhile, and after how many seconds.
-        pipeline: who hosts what in the end, and computes how many microbatches of a step.
+        num_steps: Number of simulated steps.
+        step_s: Mean seconds of the second half of these steps; None without steps.
+        eta_s: Seconds until the run's last step; None if unknown.
+        bound_by: Bottleneck of a step; empty if unknown.
+        plans: Decisions of the coordinator, each after a number of seconds.
+        pipeline: Final stages with their peers and the microbatches of each.
     """
 
     num_steps: int
@@ -78,10 +83,16 @@ class Outlook:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """A run with changes, beside the same run without.
+    """The futures of a run with changes and without them.
 
     Attributes:
-        unknown: what nobody measured, in words; it bounds nothing.
+        run_id: The run.
+        step: Step at which the simulation begins.
+        num_steps: Number of steps of the run.
+        changes: Texts of the changes.
+        without: Future without the changes.
+        changed: Future with the changes.
+        unknown: Missing measurements, which the simulation ignores.
     """
 
     run_id: RunId
@@ -94,14 +105,14 @@ class Compared:
 
 
 def change_of(words: str, state: SwarmState) -> Change:
-    """What is asked for.
+    """Parse a change.
 
     Args:
-        words: such as "peer NAME: 20 Mbps"; a name may be shortened to where it is one peer's.
-        state: who is there.
+        words: Text such as "peer NAME: 20 Mbps"; an unambiguous beginning of a name suffices.
+        state: State of the swarm with its members.
 
     Raises:
-        BadOption: it is nothing of that kind, or there is no such peer.
+        BadOption: The text is no change, or no member has this name.
     """
     found = _WORDS.fullmatch(words.strip())
     if found is None:
@@ -126,16 +137,16 @@ def _named(words: str, name: str, state: SwarmState) -> PeerId:
         peer for peer in state.members if name == default_name(peer) or peer.startswith(name)
     ]
     if len(meant) != 1:
-        known = ", ".join(map(default_name, state.members)) or "nobody"
-        raise BadOption(f"--what-if {ascii(words)[:80]}: expected one of those there: {known}")
+        known = ", ".join(map(default_name, state.members)) or "none"
+        raise BadOption(f"--what-if {ascii(words)[:80]}: expected one of the peers {known}")
     return meant[0]
 
 
 def compared(moment: Moment, run_id: RunId, changes: Sequence[Change]) -> Compared:
-    """A run from a moment on, with these changes and without.
+    """Simulate a run from a moment on, with these changes and without them.
 
     Raises:
-        BadOption: the run does not train at that moment, and waits for no peers either.
+        BadOption: The run is over, or has no peers at that moment.
     """
     run = moment.state.runs[run_id]
     if run.phase.is_over or not run.attempt.assignments:
@@ -172,7 +183,7 @@ def _machine(machine: Machine, change: Change) -> Machine:
 
 
 def _with_change(state: SwarmState, change: Change) -> SwarmState:
-    """What decisions know of it: the peer lends no more of its link than that."""
+    """Apply a change to the state: the peer's limit of its link."""
     member = state.members[change.peer_id]
     hello = member.hello
     up, down = change.up_bytes_per_s, change.down_bytes_per_s
@@ -184,17 +195,17 @@ def _with_change(state: SwarmState, change: Change) -> SwarmState:
     return state.with_member(replace(member, hello=hello))
 
 
-# ---- how long things take
+# ---- durations
 
 
 class _Foreseen:
-    """See `running_on.Speeds`: what was measured, and what a forecast says of the difference.
+    """The durations of `running_on.Speeds`, from measurements scaled by two forecasts.
 
     Args:
-        run: as it was.
-        before: what members measured.
-        machines: what they are to have.
-        factors: by which peers compute faster.
+        run: The run before the change.
+        before: Measurements of the members.
+        machines: Measurements with the change.
+        factors: Factors of the computing speed, by peer.
     """
 
     def __init__(
@@ -219,7 +230,7 @@ class _Foreseen:
         return foreseen_s(self._took_s, self._was_s, will_s)
 
     def bound_by(self, run: Run) -> str:
-        """What no step can be faster for."""
+        """Return the bottleneck of a step; empty if unknown."""
         seconds, words = self._step(run)
         return words if seconds else ""
 
@@ -231,13 +242,13 @@ class _Foreseen:
 
     def compute_s(self, run: Run, peer_id: PeerId) -> float:
         """See `Speeds`."""
-        known = self._seconds  # the run's own ones have come of this by now
+        known = self._seconds  # By now the run's own seconds come from this simulation.
         measured = known.get(peer_id) or tuple(s for of in known.values() for s in of)
         factor = self._factors.get(peer_id, 1.0) / self._more_layers(run, peer_id)
         return share_of(run, peer_id) * expected_s(measured) / factor if measured else 0.0
 
     def _more_layers(self, run: Run, peer_id: PeerId) -> float:
-        """How many times as much a peer computes of a microbatch as when that was measured."""
+        """Return the peer's work per microbatch, relative to the time of the measurement."""
         had, has = (
             [stage.layers for stage in stages if peer_id in stage.peers]
             for stages in (self._stages, run.computing)
@@ -247,7 +258,7 @@ class _Foreseen:
         return stage_flops(run.spec, has[0]) / stage_flops(run.spec, had[0])
 
     def unknown(self, run: Run) -> tuple[str, ...]:
-        """What nobody measured, but for watts, which nobody asks for."""
+        """Return the missing measurements except watts, which the simulation does not need."""
         placed = _placed(run, self._machines)
         metered = [replace(one, machine=replace(one.machine, watts=1.0)) for one in placed]
         return forecast(run.spec, metered).unknown
@@ -261,7 +272,7 @@ class _Foreseen:
 
 
 def _forecast(run: Run, machines: Mapping[PeerId, Machine]) -> tuple[float, str]:
-    """Seconds of a step, at least, and what it is bound by."""
+    """Return the least seconds of a step, and its bottleneck."""
     found = forecast(run.spec_at(run.past.all_steps + 1), _placed(run, machines))
     is_first = run.is_in_first_epoch
     return found.first_step_s if is_first else found.step_s, found.bound_by
@@ -280,7 +291,7 @@ def _placed(run: Run, machines: Mapping[PeerId, Machine]) -> list[PlacedPeer]:
     ]
 
 
-# ---- what comes of it
+# ---- results
 
 
 def _outlook(state: SwarmState, run: Run, speeds: _Foreseen, events: Iterable[Event]) -> Outlook:
@@ -295,19 +306,19 @@ def _outlook(state: SwarmState, run: Run, speeds: _Foreseen, events: Iterable[Ev
         eta_s=None if step_s is None else went.seconds + left * step_s,
         bound_by=speeds.bound_by(after) if after.computing else "",
         plans=tuple(_plans(went, run)),
-        pipeline=_pipeline(after) or "nobody is at work",
+        pipeline=_pipeline(after) or "no peers at work",
     )
 
 
 def _plans(went: Went, run: Run) -> Iterator[tuple[float, str]]:
-    """What was decided, as far as it is about the run or a member."""
+    """Yield the decisions about the run and the members."""
     for after_s, one in went.happened:
         if one.kind in _OF_PLANS and one.run_id in (None, run.run_id):
             yield after_s, event_in_words(one.kind, one.reason)
 
 
 def _pipeline(run: Run) -> str:
-    """Who hosts what, and how many microbatches of a step each computes."""
+    """Describe the stages with their peers and the microbatches of each."""
     stages = (
         f"layers {stage.layers}: "
         + ", ".join(f"{peer} ({share_of(run, peer)} a step)" for peer in stage.peers)

@@ -81,7 +81,8 @@ def train(options: JobOptions, detaches: bool, way: WayIn) -> None:
             from swarm_ft.api.training import begun, read
 
             job = await read(options, listener)
-        return await begun(swarm, job, options, told=who_sees(is_encrypted=way.invite is not None))
+        notices = who_sees(is_encrypted=way.invite is not None)
+        return await begun(swarm, job, options, notices=notices)
 
     run_async(lambda: _run_to_end(begin, options.outputs, way, detaches=detaches))
 

@@ -30,7 +30,7 @@ logger = get_logger(__name__)
 
 
 class PeerLine:
-    """One line at a terminal with the peer's work or, while it leaves, with what it waits for.
+    """A line at a terminal with the peer's work or, while it leaves, with what it waits for.
 
     At a terminal the line counts seconds down, and other messages stand above it. Elsewhere the
     log gets a line every minute, and one for each thing that the peer waits for.

@@ -54,7 +54,7 @@ def refused(run_here: RunHere, place: Path, *arguments: object) -> str:
     before = tree(place)
     result = run_here(*arguments)
     assert result.code == 2, result.err
-    lends = arguments[0] == "serve-stage" and result.out.startswith("lends at most ")
+    lends = arguments[0] == "serve-stage" and result.out.startswith("This machine lends at most ")
     assert result.out.count("\n") == lends
     (line,) = error_lines(result.err)
     assert line.startswith("swarm-ft: ")

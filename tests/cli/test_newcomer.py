@@ -30,9 +30,9 @@ SECTION = "## Run a swarm on several machines"
 TRAIN_S = 300.0
 NOTES_CHARS = 12_000
 LENT = (
-    "lends at most 5 GiB of memory for stages and 2 GiB for buffers, 2 cores, 126 GiB of disk, "
-    "no cap on the link (--memory, --buffer-memory, --threads, --buffer-disk, --keep-disk, "
-    "--model-disk, --upload-mbps, --download-mbps)",
+    "This machine lends at most 5 GiB of memory for stages and 2 GiB for buffers, 2 cores, "
+    "126 GiB of disk, no cap on the link (--memory, --buffer-memory, --threads, --buffer-disk, "
+    "--keep-disk, --model-disk, --upload-mbps, --download-mbps)",
     "This machine is calm-otter-41 at 192.168.1.20:46843; the coordinator "
     "chooses its layers. Ctrl-C leaves.",
     "This machine sees activations, gradients and its layers' weights of the runs that it serves; "

@@ -115,20 +115,29 @@ async def test_a_model_that_is_there_trains_in_a_swarm_that_is_started_for_it(
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "args": ({"args": {"max_steps": 3}}, "args: expected a SwarmConfig, a TrainingArguments"),
-    "no data": ({"train_dataset": None}, "train_dataset: expected one"),
-    "bias": ({"peft_config": LoraConfig(bias="all")}, "bias='all': a swarm does not do that"),
-    "rslora": ({"peft_config": LoraConfig(use_rslora=True)}, "use_rslora=True"),
-    "pattern": ({"peft_config": LoraConfig(target_modules=".*q")}, "patterns are not taken"),
+    "no data": ({"train_dataset": None}, "train_dataset: expected data"),
+    "bias": (
+        {"peft_config": LoraConfig(bias="all")},
+        "expected no bias, which a swarm does not support, got 'all'",
+    ),
+    "rslora": (
+        {"peft_config": LoraConfig(use_rslora=True)},
+        "expected no use_rslora, which a swarm does not support, got True",
+    ),
+    "pattern": (
+        {"peft_config": LoraConfig(target_modules=".*q")},
+        "a list of ends of names, got the pattern '.*q'",
+    ),
     "no peft": ({"peft_config": {"r": 8}}, "peft_config: expected a LoraConfig, got dict"),
     "model": ({"model": 3}, "model: expected a directory, a hub id or a model, got int"),
     "epochs": (
         {"args": SwarmConfig(num_train_epochs=0.5)},
         "num_train_epochs: expected a whole number, got 0.5",
     ),
-    "callbacks": ({"callbacks": [print]}, "callbacks: log_history, report_to and on_event"),
-    "metrics": ({"compute_metrics": print}, "there is no compute_metrics"),
-    "tokenizer": ({"tokenizer": "gpt2"}, "tokenizer: its name is processing_class now"),
-    "of args": ({"learning_rate": 1e-4}, "goes into args, as SwarmConfig(learning_rate=...)"),
+    "callbacks": ({"callbacks": [print]}, "callbacks: use log_history, report_to, or on_event"),
+    "metrics": ({"compute_metrics": print}, "it has no compute_metrics"),
+    "tokenizer": ({"tokenizer": "gpt2"}, "tokenizer: its present name is processing_class"),
+    "of args": ({"learning_rate": 1e-4}, "expected it in args, as SwarmConfig(learning_rate=...)"),
     "typo": ({"evl_dataset": TEXTS}, "did you mean 'eval_dataset'?"),
     "label smoothing": (
         {"args": SwarmConfig(label_smoothing_factor=0.1)},
@@ -140,7 +149,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "packing_strategy: expected packing beside it",
     ),
     "own options": ({"args": SwarmConfig(swarm={"epochs": 0})}, "epochs: expected 1 to"),
-    "ways": ({"invite": "swarm1", "swarm": LocalSwarm()}, "give one of the two"),
+    "ways": ({"invite": "swarm1", "swarm": LocalSwarm()}, "expected one of the two, got both"),
 }
 
 
@@ -156,8 +165,8 @@ def test_arguments_without_effect_are_logged(caplog: pytest.LogCaptureFixture) -
     args = SwarmConfig(bf16=True, logging_steps=10, dataloader_num_workers=4)
     SwarmTrainer("gpt2", args, TEXTS, data_collator=None)
     plain, precision = caplog.messages
-    assert plain.startswith("SwarmConfig: logging_steps, dataloader_num_workers: without effect")
-    assert precision.startswith("SwarmConfig: bf16: without effect here; weights train in float32")
+    assert plain.startswith("SwarmConfig: logging_steps, dataloader_num_workers: no effect")
+    assert precision.startswith("SwarmConfig: bf16: no effect here; weights train in float32")
 
 
 def test_methods_of_a_trainer_say_when_they_are_early(tmp_path: Path) -> None:
@@ -165,7 +174,7 @@ def test_methods_of_a_trainer_say_when_they_are_early(tmp_path: Path) -> None:
     for method in (trainer.save_model, trainer.evaluate):
         with pytest.raises(OutOfTurn, match=r"call train\(\) first"):
             method()
-    with pytest.raises(BadOption, match="give eval_dataset to SwarmTrainer"):
+    with pytest.raises(BadOption, match="pass it to SwarmTrainer"):
         trainer.evaluate(TEXTS)
     with pytest.raises(BadOption, match="resume_from_checkpoint: expected invite beside it"):
         trainer.train(resume_from_checkpoint=True)
@@ -178,11 +187,13 @@ def test_methods_of_a_trainer_say_when_they_are_early(tmp_path: Path) -> None:
 def test_models_and_tokenizers_that_nobody_could_read_are_refused(sample: SampleInput) -> None:
     model = AutoModelForCausalLM.from_pretrained(sample.model_dir)
     tokenizer = AutoTokenizer.from_pretrained(sample.model_dir)
-    with pytest.raises(BadOption, match="processing_class: a model that is given as such"):
+    with pytest.raises(
+        BadOption, match="processing_class: expected the tokenizer of the model, got None"
+    ):
         SwarmTrainer(model, None, TEXTS)
-    with pytest.raises(BadOption, match="volunteers fetch it by its name"):
+    with pytest.raises(BadOption, match="peers fetch models by name"):
         SwarmTrainer(model, None, TEXTS, processing_class=tokenizer, invite="swarm1")
-    with pytest.raises(BadOption, match="'gpt2' is read with its own tokenizer"):
+    with pytest.raises(BadOption, match="expected the tokenizer of 'gpt2'"):
         SwarmTrainer("gpt2", None, TEXTS, processing_class=tokenizer)
 
 
@@ -237,7 +248,7 @@ def test_a_state_goes_on_where_it_was_saved(sample: SampleInput, tmp_path: Path)
     pipeline.save_state(tmp_path / "state")
     expected = [run(second), run(third)]
     pipeline.forward_backward(first)
-    with pytest.raises(OutOfTurn, match="a step is under way"):
+    with pytest.raises(OutOfTurn, match="expected no batches in the present step"):
         pipeline.save_state(tmp_path / "other")
     pipeline.load_state(tmp_path / "state")
     assert pipeline.steps == 1
@@ -245,10 +256,10 @@ def test_a_state_goes_on_where_it_was_saved(sample: SampleInput, tmp_path: Path)
     pipeline.save_model(tmp_path / "out")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.n_layer == 4
     other = LocalPipeline(sample.model_dir, stages=4, device="cpu", **options)
-    with pytest.raises(BadSnapshot, match="other stages"):
+    with pytest.raises(BadSnapshot, match="options and stages, got another state"):
         other.load_state(tmp_path / "state")
     (tmp_path / "state").write_bytes(b"none")
-    with pytest.raises(BadSnapshot, match="not a saved state"):
+    with pytest.raises(BadSnapshot, match="expected a saved state"):
         pipeline.load_state(tmp_path / "state")
 
 
@@ -264,7 +275,7 @@ def test_changes_are_sent_of_samples_that_come_again(sample: SampleInput) -> Non
         pipeline.forward_backward(batch)
     with pytest.raises(BadOption, match="seq_length: expected 2 to"):
         LocalPipeline(sample.model_dir, seq_length=1)
-    with pytest.raises(OutOfTurn, match="no forward_backward came before"):
+    with pytest.raises(OutOfTurn, match="expected a forward_backward before it"):
         pipeline.optim_step()
     losses = []
     for _ in range(5):

@@ -87,12 +87,12 @@ def test_dora_is_an_adapter_whatever_comes_first(text: str, tmp_path: Path) -> N
 
 
 REFUSED = {
-    "learning_rat: 1": "learning_rat: there is no such key; did you mean 'learning_rate'?",
+    "learning_rat: 1": "learning_rat: no such key; did you mean 'learning_rate'?",
     "base_modle: a": "did you mean 'base_model'?",
-    "model: b": "model is given twice, as 'a' too",
-    "deepspeed: zero3.json": "deepspeed: the swarm shares a model out itself",
+    "model: b": "expected one model, got 'a' too",
+    "deepspeed: zero3.json": "deepspeed: the swarm partitions the model itself",
     "label_smoothing_factor: 0.1": "label_smoothing_factor: the loss has no label smoothing",
-    "max_seq_length: 8\nsequence_len: 16": "sequence_len: seq_length is given twice, as 8 too",
+    "max_seq_length: 8\nsequence_len: 16": "sequence_len: expected one seq_length, got 8 too",
     "push_to_hub: true": "push_to_hub: expected a repository, as [OWNER/]NAME, got True",
     "num_train_epoch: 3": "did you mean 'num_train_epochs'?",
     "val_set_size: 1.5": "expected a share below 1 or a whole number of documents",
@@ -100,32 +100,32 @@ REFUSED = {
     "warmup_ratio: 0.1\nwarmup_steps: 5": "expected it or --warmup-steps, got both",
     "evals_per_epoch: 2\neval_steps: 5": "expected it or --eval-steps, got both",
     "saves_per_epoch: 2\nsave_strategy: epoch": "expected --save-strategy steps beside it",
-    "lr_scheduler: constant\nwarmup_steps: 5": "constant has no warm-up",
-    "lora_target_linear: true\nlora_target_modules: [lm_head]": "linear layers alone",
-    "train_on_inputs: false": "train_on_inputs: expected a type of datasets beside it",
+    "lr_scheduler: constant\nwarmup_steps: 5": "constant has no warmup",
+    "lora_target_linear: true\nlora_target_modules: [lm_head]": "expected linear layers of",
+    "train_on_inputs: false": "train_on_inputs: expected type: chat_template or alpaca",
     "train_on_inputs: 3": "train_on_inputs: expected true or false, got 3",
-    "chat_template: chatml": "chat_template: the model's own chat template is used",
-    "special_tokens: {eos_token: <e>}": "special_tokens: eos_token: the model's own tokenizer",
-    "special_tokens: <e>": "special_tokens: the model's own tokenizer",
-    "plugins: [axolotl.integrations.kd.KDPlugin]": "plugins: plugins are not loaded",
+    "chat_template: chatml": "chat_template: the swarm uses the model's own chat template",
+    "special_tokens: {eos_token: <e>}": "eos_token: the swarm uses the model's own tokenizer",
+    "special_tokens: <e>": "special_tokens: the swarm uses the model's own tokenizer",
+    "plugins: [axolotl.integrations.kd.KDPlugin]": "plugins: expected no plugins, got",
     "model_type: AutoModelForSequenceClassification": "task: classification",
     "adam_beta2: 0.95": "adam_beta2: expected 0.999, got 0.95",
-    "rl: dpo": "rl: preferences and rewards are not trained on",
-    "labels: [no, yes]": "labels: expected text, got [False, True]; YAML has yes, no",
+    "rl: dpo": "rl: the swarm does not train on preferences or rewards",
+    "labels: [no, yes]": "labels: expected text, got [False, True]; YAML reads yes, no",
     "optimizer: lion": "optimizer: expected adamw, adafactor, sgd or adamw-8bit, got 'lion'",
     "num_epochs: 1.5": "num_epochs: expected a whole number, got 1.5",
     "separator: [[a]]": "separator: expected one value, got [['a']]",
-    "seq-length: 8\nseq_length: 8": "seq_length: is given twice, as seq_length too",
+    "seq-length: 8\nseq_length: 8": "seq_length: expected it once, got seq_length too",
     "datasets: [{path: a, type: alpaca}]\ntest_datasets: [{path: b, type: completion}]": (
         "test_datasets: type: expected the same type of all datasets"
     ),
-    "datasets: [{path: a}, {split: train}]": "datasets: path: expected one in each entry",
-    "datasets: [{path: a, split: x}, {path: b, split: y}]": "datasets: split: split is given twice",
+    "datasets: [{path: a}, {split: train}]": "datasets: path: expected a path in each entry",
+    "datasets: [{path: a, split: x}, {path: b, split: y}]": "expected one split, got 'x' too",
     "datasets: [{path: a}]\ntest_datasets: [{path: a}, {path: b}]": "expected a list of one",
-    "datasets: [{path: a, typo: b}]": "datasets: typo: there is no such key",
+    "datasets: [{path: a, typo: b}]": "datasets: typo: no such key",
     "datasets: [{path: a, type: sharegpt}]": "expected one of completion, chat_template",
     "gradient_accumulation_steps: many": "expected a whole number, got 'many'",
-    "gradient_accumulation_steps: 2\nbatch_size: 5": "batch_size is given twice, as 5 too",
+    "gradient_accumulation_steps: 2\nbatch_size: 5": "expected one batch_size, got 5 too",
 }
 
 
@@ -143,8 +143,8 @@ UNREADABLE = {
     "": "expected keys and values",
     "- a\n": "expected keys and values",
     "1: a\n": "expected keys and values",
-    "a: [": "not YAML",
-    "a: !!python/object/apply:os.system ['true']": "not YAML",
+    "a: [": "expected YAML",
+    "a: !!python/object/apply:os.system ['true']": "expected YAML",
     "a: " + "b" * MAX_FILE_BYTES: "expected at most",
 }
 
@@ -266,9 +266,9 @@ def test_keys_without_effect_are_reported(tmp_path: Path) -> None:
         "eval_sample_packing, logging_steps, attn_implementation, special_tokens: pad_token: "
     )
     assert others == (
-        "left out, with another default than axolotl's: excess_length_strategy (drop there, cut; "
-        "split for plain text and --packing-strategy wrapped here), shuffle (true there, "
-        "no-shuffle here)"
+        "not set, and with a default that differs from axolotl's: excess_length_strategy (drop "
+        "there, cut; split for plain text and --packing-strategy wrapped here), shuffle (true "
+        "there, no-shuffle here)"
     )
 
 
@@ -279,9 +279,9 @@ def test_precision_is_each_machines_own(tmp_path: Path) -> None:
     job = translated(read_job_file(path), path)
     assert dict(job.fields) == {"model": "a", "dataset": "b"}
     assert len(job.notes) == 2
-    assert job.notes[0].startswith("tf32: without effect here")
-    assert job.notes[1].startswith("bf16: without effect here; weights train in float32")
-    assert "(serve-stage --dtype); with an adapter base_dtype: bfloat16 holds" in job.notes[1]
+    assert job.notes[0].startswith("tf32: no effect on the result here")
+    assert job.notes[1].startswith("bf16: no effect here; weights train in float32")
+    assert "(serve-stage --dtype); base_dtype: bfloat16 halves" in job.notes[1]
 
 
 def test_a_job_may_have_the_names_of_a_trainer(tmp_path: Path) -> None:
@@ -319,9 +319,11 @@ def test_a_key_cannot_steer_the_terminal_that_shows_it(tmp_path: Path) -> None:
 
 
 TWICE = {
-    "num_epochs: 1\nseed: 3\nnum_epochs: 3\n": "line 3: num_epochs is given twice, on line 1 too",
-    "datasets:\n  - path: a\n    path: b\n": "line 3: path is given twice, on line 2 too",
-    "{seed: 1, seed: 1}": "line 1: seed is given twice, on line 1 too",
+    "num_epochs: 1\nseed: 3\nnum_epochs: 3\n": (
+        "line 3: expected num_epochs once, got it on line 1 too"
+    ),
+    "datasets:\n  - path: a\n    path: b\n": "line 3: expected path once, got it on line 2 too",
+    "{seed: 1, seed: 1}": "line 1: expected seed once, got it on line 1 too",
 }
 """Of snowflakedb/ArcticTraining#85 and yaml/pyyaml#165: pyyaml takes the last one."""
 
@@ -381,12 +383,12 @@ ENTRIES = {
     "roles_to_train: [user, assistant]": "datasets: roles_to_train: expected [assistant]",
     "roles_to_train: []": "datasets: roles_to_train: expected [assistant], got []",
     "train_on_eos: all": "datasets: train_on_eos: expected turn, got 'all'",
-    "chat_template: llama3": "datasets: chat_template: the model's own chat template is used",
+    "chat_template: llama3": "chat_template: the swarm uses the model's own chat template",
     "field_messages: 3": "datasets: field_messages: expected a column, got 3",
     "message_property_mappings: {role: who, content: what}": "expected role: role and content",
-    "message_field_training_detail: d": "a message is learned as a whole, or not at all",
-    "roles: {user: [me]}": "datasets: roles: roles go to the template",
-    "field_mesages: a": "there is no such key; did you mean 'field_messages'?",
+    "message_field_training_detail: d": "the loss covers whole messages only",
+    "roles: {user: [me]}": "datasets: roles: the template gets roles",
+    "field_mesages: a": "no such key; did you mean 'field_messages'?",
 }
 
 
@@ -408,7 +410,7 @@ def test_columns_have_the_roles_of_their_type(tmp_path: Path) -> None:
     # whatever other columns there are, such as 'text' in tatsu-lab/alpaca or 'messages'
     columns = ("instruction=instruction", "output=output")
     assert job_of(f"{start}alpaca\n", tmp_path).reading.column == columns
-    with pytest.raises(BadOption, match="column: column is given twice"):
+    with pytest.raises(BadOption, match="column: expected one column, got"):
         job_of(f"{start}alpaca\ncolumn: [output=answer]\n", tmp_path)
     two = "  - path: c\n    type: chat_template\n"
     with pytest.raises(BadOption, match="datasets: expected the same columns of all datasets"):

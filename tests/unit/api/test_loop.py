@@ -78,7 +78,7 @@ def test_a_call_that_would_wait_for_itself_is_refused() -> None:
     async def inside() -> None:
         waited(where())
 
-    with pytest.raises(BadOption, match="await its async form"):
+    with pytest.raises(BadOption, match="expected the async form of this call"):
         waited(inside())
 
 

@@ -44,5 +44,7 @@ def test_a_machine_without_a_way_out_has_to_be_told(monkeypatch: pytest.MonkeyPa
         raise BadOption(f"no way to {to}: unreachable")
 
     monkeypatch.setattr(coordinating, "own_address_towards", none)
-    with pytest.raises(BadOption, match=r"--page 0\.0\.0\.0: --announce HOST must say its name"):
+    with pytest.raises(
+        BadOption, match=r"--page 0\.0\.0\.0: expected --announce HOST with its name"
+    ):
         page_names("0.0.0.0", Listening())

@@ -23,9 +23,9 @@ LENT = LentResources(
 
 def test_one_line_tells_the_limits_and_the_options_that_change_them() -> None:
     assert LENT.in_words() == (
-        "lends at most 5 GiB of memory for stages and 2 GiB for buffers, 2 cores, 50 GiB of disk, "
-        "no cap on the link (--memory, --buffer-memory, --threads, --buffer-disk, --keep-disk, "
-        "--model-disk, --upload-mbps, --download-mbps)"
+        "This machine lends at most 5 GiB of memory for stages and 2 GiB for buffers, 2 cores, "
+        "50 GiB of disk, no cap on the link (--memory, --buffer-memory, --threads, --buffer-disk, "
+        "--keep-disk, --model-disk, --upload-mbps, --download-mbps)"
     )
     capped = replace(LENT, cores=1, up_mbps=20.0, down_mbps=100.0)
     assert "1 core, 50 GiB of disk, 20 Mbps up and 100 Mbps down (" in capped.in_words()

@@ -78,7 +78,7 @@ def test_of_replicas_one_may_go_and_of_others_none() -> None:
 
     found = what_if(moment, "peer last: gone")
     assert (found.changed.num_steps, found.changed.step_s, found.changed.eta_s) == (0, None, None)
-    assert found.changed.pipeline == "nobody is at work"
+    assert found.changed.pipeline == "no peers at work"
     assert any(words.startswith("went back from step 4") for _, words in found.changed.plans)
 
 
@@ -125,7 +125,7 @@ def test_what_is_not_understood_is_refused(words: str) -> None:
 def test_whom_nobody_knows_and_what_is_nothing_is_refused() -> None:
     moment = moment_of({**LAYERS, "last-2": "2-4"})
     for words in ("peer nobody: gone", "peer la: gone"):
-        with pytest.raises(BadOption, match="expected one of those there: first, other, last"):
+        with pytest.raises(BadOption, match="expected one of the peers first, other, last"):
             change_of(words, moment.state)
     assert change_of("peer last: gone", moment.state).peer_id == "last"
     for words in ("peer last: 0 Mbps", "peer last: 0x compute"):
