@@ -1,19 +1,19 @@
-"""Tensors to bytes and back, by codec spec. Knows no frames' order, no buffers' place, no clock.
+"""Codecs: tensors to bytes and back. Knows no order of frames, no storage of buffers, no clock.
 
     spec ──from_spec──► Codec ──encode──► EncodedTensor ──to_bytes──► frame
 
 | module | codecs |
 |---|---|
 | `raw` | none, fp16, bf16 |
-| `narrow` | qB, aqB: codes of B bits; hqB |
-| `wide` | qB+z, aqB+z, qcS, aqcS: codes as wide as need be, as `wide_plan` has it; +z of others |
-| `directional` | qkS, aqkS: codes along a learned `basis` |
-| `codebook` | +book of whatever builds on nothing: beside entries of a learned one |
+| `narrow` | qB, aqB: fixed-width codes of B bits; hqB |
+| `wide` | qB+z, aqB+z, qcS, aqcS: entropy-coded quantisers, planned by `wide_plan`; +z of others |
+| `directional` | qkS, aqkS: transform coders along a learned `basis` |
+| `codebook` | +book: a direct codec for the residual of a vector quantiser |
 | `topk`, `lowrank` | topK, lowrankR |
-| `feedback` | aqtopK, +ef21 and +last of whatever builds on nothing; +ef, +efmix |
-| `stored` | buffers as both ends keep them |
+| `feedback` | aqtopK, +ef21 and +last around a direct codec; +ef, +efmix |
+| `stored` | stored form of buffers |
 
-Their arithmetic is in `kernels`, three times: plain torch, Numba, Triton.
+`kernels` implements their arithmetic three times: in plain torch, Numba and Triton.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ _BYTE_CODECS: dict[CodecName, Callable[[CodecSpec], Codec]] = {
 
 
 def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
-    """The codec that `spec` names.
+    """Return the codec of a spec.
 
     Args:
-        kernels: the backend of its arithmetic; by default the fastest for each tensor's device.
+        spec: Name and parameters of the codec.
+        kernels: Backend of its arithmetic; None chooses the fastest for each tensor's device.
     """
     if spec.feedback is Feedback.LAST:
         plain = from_spec(replace(spec, feedback=Feedback.NONE), kernels)
@@ -86,7 +87,8 @@ def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
 
 
 def _of_tiles(spec: CodecSpec) -> CodecSpec:
-    # A row is a tile: with codes of a fixed width it has its own scale. With an entropy stage one
-    # scale for all errs less, and contexts tell wide tiles from narrow ones.
+    # A row of the inner codec is a tile. Fixed-width codes need a scale for each tile. With an
+    # entropy stage one common scale has the smaller error, and contexts separate wide tiles from
+    # narrow ones.
     axis = Axis.FRAME if spec.entropy else Axis.TOKEN
     return CodecSpec(CodecName.Q, spec.hundredths, axis, entropy=spec.entropy)

@@ -1,4 +1,4 @@
-"""What every codec is and checks. Knows shapes, sizes and finiteness; knows no arithmetic."""
+"""Base class of codecs, and checks that all codecs share: shapes, sizes, finiteness."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a codec made of a tensor.
+    """Encoded bytes of a tensor, with their decoded value.
 
     Attributes:
-        data: the bytes.
-        value: gives what the codec reads from them, to the bit, on the tensor's device: of what the
-            encoder has at hand, where that is less work.
+        data: The bytes.
+        value: Function that returns the decoded value, bit-exact and on the tensor's device. It may
+            reuse the encoder's intermediate results.
     """
 
     data: bytes
@@ -39,64 +39,65 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Codec(ABC):
-    """Writes one sample's tensor as bytes and reads it back. Stateless.
+    """A stateless encoder and decoder of one sample's tensor.
 
-    The payload is the authority: an encoder may round as it likes, `decode` is exact to the bit
-    on every machine, so both ends of a boundary call it and hold the same values. What comes is
-    checked here; what a codec is, it says in `_write`, `_read` and `max_payload_bytes`.
+    The payload is authoritative. An encoder may round freely, but `decode` gives the same bits on
+    every machine, so both ends of a boundary decode and hold the same values. This class checks all
+    input; subclasses implement `_write`, `_read` and `max_payload_bytes`.
 
     Attributes:
-        spec: name and bits; every tensor it encodes carries them.
+        spec: Name and parameters; every encoded tensor carries them.
     """
 
     spec: CodecSpec
     has_one_size: ClassVar[bool] = False
-    """Whether all payloads of a shape have the size that `max_payload_bytes` says."""
+    """Whether all payloads of a shape have exactly `max_payload_bytes` bytes."""
 
     def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
-        """Encode one sample, apart from all others.
+        """Encode one sample independently of all others.
 
         Args:
             x: float32 [tokens, channels], on any device.
-            base: the sample's buffer, of x's shape, for a delta codec; None for the others. It
-                may be on another device than x.
+            base: Buffer of the sample with the shape of x, for delta codecs; None for others. It
+                may be
+                on another device than x.
 
         Raises:
-            BadFrame: x or base is of another shape or type, or base is missing or superfluous.
-            NonFinite: x, or its distance from base, holds an infinity or NaN.
+            BadFrame: x or base has a wrong shape or type, or base is missing or superfluous.
+            NonFinite: x, or its difference from base, has an infinity or NaN.
         """
         return self._tensor(x, self.write(x, base).data)
 
     def encode_and_decode(
         self, x: Tensor, base: Tensor | None = None
     ) -> tuple[EncodedTensor, Tensor]:
-        """What `encode` makes, and what `decode` makes of that, for less than both.
+        """Encode a sample and decode the result, at less cost than two calls.
 
         Args:
-            x, base: as `encode` takes them.
+            x, base: See `encode`.
 
         Returns:
-            The message, and its value to the bit: float32 [tokens, channels], on x's device.
+            The encoded tensor, and its decoded value, float32 [tokens, channels], on x's device.
 
         Raises:
-            BadFrame, NonFinite: as `encode`.
+            BadFrame, NonFinite: See `encode`.
         """
         payload = self.write(x, base)
-        with _plainly(x.device):
+        with _without_autocast(x.device):
             return self._tensor(x, payload.data), payload.value()
 
     def write(self, x: Tensor, base: Tensor | None = None) -> Payload:
-        """What `encode` makes, for a codec around this one.
+        """Return the payload of a sample, for a codec that wraps this one.
 
         Args:
-            x, base: as `encode` takes them.
+            x, base: See `encode`.
 
         Raises:
-            BadFrame, NonFinite: as `encode`.
+            BadFrame, NonFinite: See `encode`.
         """
         x = checked_sample(x)
         base = _checked_base(self.spec, base, *x.shape)
-        with _plainly(x.device):
+        with _without_autocast(x.device):
             return self._write(x, None if base is None else base.to(x.device))
 
     def decode(
@@ -106,57 +107,59 @@ class Codec(ABC):
         *,
         device: torch.device | None = None,
     ) -> Tensor:
-        """Read what `encode` wrote; finite whatever the bytes.
+        """Decode a tensor; the result is finite for any bytes.
 
         Args:
-            encoded: may come from a stranger; it is checked in full.
-            base: the buffer that it was encoded against, for a delta codec; None for the others.
-            device: where to; None: where the base is, or the CPU.
+            encoded: Encoded tensor, possibly hostile; it is checked in full.
+            base: Buffer that it was encoded against, for delta codecs; None for others.
+            device: Target device; None for that of the base, or the CPU.
 
         Returns:
-            float32 [tokens, channels], on the device.
+            float32 [tokens, channels] on the device.
 
         Raises:
-            BadFrame: another codec's tensor, a payload that this codec does not write, or a
-                base that is missing, superfluous or of another shape.
+            BadFrame: The tensor has another codec, its payload is invalid, or the base is missing,
+                superfluous or of another shape.
         """
         self._check_header(encoded)
         base = _checked_base(self.spec, base, encoded.tokens, encoded.channels)
         if device is None:
             device = CPU if base is None else base.device
-        with _plainly(device):
+        with _without_autocast(device):
             return self._read(encoded, None if base is None else base.to(device), device)
 
     def kept(self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None) -> Tensor:
-        """What both ends keep of a sample as the base of its next frame: of most codecs the value.
+        """Return the value that both ends store as the base of the sample's next frame.
+
+        Most codecs store the decoded value itself.
 
         Args:
-            encoded: as `encode` made it.
-            value: what `decode` made of that.
-            base: what it was encoded against; None for codecs that build on nothing.
+            encoded: Result of `encode`.
+            value: Result of `decode` for it.
+            base: Base that it was encoded against; None for direct codecs.
 
         Returns:
-            Finite float32 [tokens, channels] on the value's device, the same to the bit everywhere.
+            Finite float32 [tokens, channels] on the value's device, the same bits on every machine.
         """
         return value
 
     @abstractmethod
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """No payload of that shape is larger, whatever its values."""
+        """Return an upper bound of the payload's size for any values of this shape."""
 
     @abstractmethod
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
-        """The payload of x; base is on x's device, and None just where the codec takes none."""
+        """Encode x; base is on x's device, and None exactly for direct codecs."""
 
     @abstractmethod
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
-        """See `decode`; codec, shape and size are right, what the payload holds is not checked.
+        """Decode a tensor whose codec, shape and size are checked, but not the payload's content.
 
         The base is on the device.
         """
 
     def _unread(self, data: bytes, x: Tensor) -> Payload:
-        """A payload of x whose value is to be read from its bytes; of a codec without a base."""
+        """Return a payload whose value is decoded from its bytes; for codecs without a base."""
         return Payload(data, lambda: self._read(self._tensor(x, data), None, x.device))
 
     def _tensor(self, x: Tensor, data: bytes) -> EncodedTensor:
@@ -177,17 +180,17 @@ class Codec(ABC):
             )
 
 
-def _plainly(device: torch.device) -> AbstractContextManager[object]:
-    """Nothing inside is computed in another type because a model around it is."""
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Disable autocast inside the context; a surrounding model must not change the arithmetic."""
     is_narrow = torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if is_narrow else nullcontext()
 
 
 def checked_sample(x: Tensor, name: str = "x") -> Tensor:
-    """`x` without its graph, if it is float32 [tokens, channels] with at least one value.
+    """Return `x` detached if it is non-empty float32 [tokens, channels].
 
     Raises:
-        BadFrame: it is not.
+        BadFrame: It is not.
     """
     if x.dtype != torch.float32 or x.dim() != 2 or x.numel() == 0:
         raise BadFrame(
@@ -200,15 +203,15 @@ def checked_sample(x: Tensor, name: str = "x") -> Tensor:
 def _checked_base(
     spec: CodecSpec, base: Tensor | None, tokens: int, channels: int
 ) -> Tensor | None:
-    """`base`, if the codec builds on one and it is of that shape; None if it builds on nothing.
+    """Return the base of a delta codec if its shape fits; None for a direct codec.
 
     Raises:
-        BadFrame: it is missing, superfluous, or of another shape or type.
+        BadFrame: The base is missing, superfluous, or of another shape or type.
     """
     if not spec.is_delta:
         if base is not None:
             raise BadFrame(
-                f"codec {spec} builds on no base, got one; only aq, ef21 and last codecs do"
+                f"codec {spec} takes no base, got one; only aq, ef21 and last codecs take one"
             )
         return None
     if base is None:
@@ -220,33 +223,33 @@ def _checked_base(
 
 
 def check_finite(x: Tensor) -> Tensor:
-    """`x`, what a decoder made of a payload, if all of it is finite.
+    """Return a decoded tensor if all its values are finite.
 
     Raises:
-        BadFrame: it is not.
+        BadFrame: A value is not.
     """
-    # A finite sum has finite terms; a sum that overflows by itself is looked at again.
+    # A finite sum has finite terms. A sum of finite terms may overflow; then the peak decides.
     if not math.isfinite(x.sum().item()) and not math.isfinite(peak := peak_of(x)):
         raise BadFrame(f"frame: expected finite values, its codes and scales make {peak}")
     return x
 
 
 def peak_of(x: Tensor) -> float:
-    """The largest magnitude in `x`; infinite or NaN if it holds such a value."""
+    """Return the largest magnitude in `x`; infinite or NaN if a value is."""
     return peak_there(x).item()
 
 
 def peak_there(x: Tensor) -> Tensor:
-    """`peak_of`, where x lies: a GPU is not waited for."""
+    """Return the largest magnitude as a tensor on x's device, without synchronising with a GPU."""
     low, high = torch.aminmax(x)  # one pass, no copy, and NaN goes through
     return torch.maximum(-low, high)
 
 
 def checked_peak(peak: float) -> float:
-    """`peak`, the largest magnitude of what is to be encoded, if it is finite.
+    """Return the largest magnitude of a tensor to encode if it is finite.
 
     Raises:
-        NonFinite: it is not.
+        NonFinite: It is not.
     """
     if not math.isfinite(peak):
         raise NonFinite(f"tensor to encode: expected finite values, found {peak}")
@@ -254,20 +257,20 @@ def checked_peak(peak: float) -> float:
 
 
 def as_tensor(data: bytes, device: torch.device = CPU, dtype: str = "u1") -> Tensor:
-    """Bytes as little-endian numbers [n] on a device, in memory of its own."""
+    """Return bytes as little-endian numbers [n] on a device, in their own memory."""
     numbers = np.frombuffer(data, f"<{dtype}")
     return to_device(torch.from_numpy(numbers.astype(dtype)), device)  # which copies
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU's there; to a GPU through pinned memory, and not waited for."""
+    """Move a CPU tensor to a device; to a GPU through pinned memory, without synchronising."""
     if device.type != "cuda":
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(*tensors: Tensor) -> list[NDArray[Any]]:
-    """The tensors as arrays on the CPU; from a GPU through pinned memory, waited for once."""
+    """Return tensors as CPU arrays; from a GPU through pinned memory, with one synchronisation."""
     if not tensors[0].is_cuda:
         return [tensor.cpu().numpy() for tensor in tensors]
     copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
@@ -281,43 +284,43 @@ _FLOAT, _PATTERN = struct.Struct("<f"), struct.Struct("<I")
 
 
 def bfloat16_pattern(x: float) -> int:
-    """The 16 bits of the bfloat16 nearest to a float32, or the even one of two; x is finite."""
+    """Return the 16 bits of the bfloat16 nearest to a finite float32, ties to even."""
     (bits,) = _PATTERN.unpack(_FLOAT.pack(x))
     return int(bits + 0x7FFF + (bits >> 16 & 1) >> 16)
 
 
 def of_bfloat16(pattern: int) -> float:
-    """The number of 16 bits, any of them, NaN too."""
+    """Return the number of a bfloat16 pattern; any pattern is valid, NaN included."""
     (x,) = _FLOAT.unpack(_PATTERN.pack(pattern << 16))
     return float(x)
 
 
 def nearest_bfloat16(x: float) -> float:
-    """The bfloat16 nearest to a float32; x is finite."""
+    """Return the bfloat16 nearest to a finite float32."""
     return of_bfloat16(bfloat16_pattern(x))
 
 
 def bfloat16_bytes(x: Tensor) -> bytes:
-    """`x` as bfloat16, little-endian, in C order."""
+    """Return `x` as little-endian bfloat16 in C order."""
     return little_endian(x.to(torch.bfloat16).view(torch.int16), "<i2")
 
 
 def read_bfloat16(payload: bytes, device: torch.device = CPU) -> Tensor:
-    """What `bfloat16_bytes` wrote, as float32 [n] on a device; any pattern, NaN too."""
+    """Return the numbers of `bfloat16_bytes` as float32 [n] on a device; NaN patterns are valid."""
     return as_tensor(payload, device, "i2").view(torch.bfloat16).float()
 
 
 def packed_numbers(numbers: NDArray[np.uint8], bits: int) -> bytes:
-    """Numbers of the host below 2^bits as `Kernels.pack` lays them out."""
+    """Pack CPU numbers below 2^bits in the layout of `Kernels.pack`."""
     return kernels_for("cpu").pack(torch.from_numpy(numbers), bits).numpy().tobytes()
 
 
 def unpacked_numbers(data: bytes, count: int, bits: int) -> NDArray[np.uint8]:
-    """What `packed_numbers` was given: uint8 [count]."""
+    """Unpack the numbers of `packed_numbers`, uint8 [count]."""
     return kernels_for("cpu").unpack(as_tensor(data), count, bits).numpy()
 
 
 def little_endian(x: Tensor, dtype: str) -> bytes:
-    """`x` as numbers of numpy's `dtype`, in C order."""
+    """Return `x` as little-endian numbers of numpy's `dtype`, in C order."""
     (numbers,) = to_host(x)
     return numbers.astype(dtype, copy=False).tobytes()

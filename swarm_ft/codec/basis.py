@@ -1,10 +1,11 @@
-"""A basis for what crosses a boundary: the directions over channels in which it varies.
+"""Learned bases of transform coders: directions over channels, with a predictor or a codebook.
 
-Changes of activations between two visits lie in few directions (their Karhunen-Loeve basis, the
-eigenvectors of their covariance), and half of their energy is a linear map of the activation that
-was there: they come of few changes of the weights. Coded along these directions, beside what the
-map foretells, most values are zero. The sender learns both from what it sent in one step and says
-them to the receiver before the first frame that needs them; `directional` codes with them.
+Changes of activations between two visits of a sample lie in few directions. A Karhunen-Loeve basis,
+the eigenvectors of their covariance, spans these. About half of the changes' energy is a linear
+function of the old activation, because few changes of weights cause them. After the transform and
+the subtraction of a linear prediction most values quantise to zero. The sender learns basis and
+predictor from the tensors of one step, and sends them to the receiver before the first frame that
+needs them. `directional` and `codebook` code with them.
 """
 
 from __future__ import annotations
@@ -36,45 +37,50 @@ from swarm_ft.protocol.spec.digest import fingerprint_of
 MAX_DIRECTIONS = 1024
 NAME_BYTES = 4
 PLAIN = bytes(NAME_BYTES)
-"""In place of a name: coded along the channels themselves."""
+"""Name in a frame that needs no basis: it is coded along the channels themselves."""
 _HEADER = struct.Struct("<HIB")
 _CODEBOOK = struct.Struct("<BH")
 _SYMBOL_ZERO = 128
 _LARGEST = 127
 _COARSE, _WIDE_STEPS = 31, 40.0
-"""Six bits do where no direction varies by more steps: what they tilt is lost in the coding."""
+"""Largest coefficients of a direction, and the spread in steps above which 8 bits replace 6. With
+smaller spreads the rounding of directions is lost in the quantisation error."""
 _LEAST_EXPONENT, _MOST_EXPONENT = 4, 13
-"""A unit vector's largest coefficient is between 1 / sqrt(channels) and 1."""
+"""Range of a direction's exponent; the largest coefficient of a unit vector is between 1 /
+sqrt(channels) and 1."""
 _FLOOR, _FLOOR_OF_FIRST = 0.3, 0.15
-"""Of a step: what varies less along a direction is nearly always a code of zero; a uniform
-quantiser's error is 1 / sqrt(12) = 0.29 steps (reverse water-filling, Cover and Thomas 10.3.3).
-First activations move away from a basis sooner, and nothing mends what it lacks."""
+"""Smallest useful spread along a direction, in steps, for changes and for first activations.
+Narrower directions nearly always quantise to zero; the error of a uniform quantiser is 1 / sqrt(12)
+= 0.29 steps (reverse water-filling, Cover and Thomas, section 10.3.3). First activations drift away
+from a basis sooner, and no later frame corrects what it lacks."""
 _WHOLE_CHANNELS = 512
-"""Up to here all eigenvectors are found, beyond it the leading ones, by subspace iteration."""
+"""Number of channels up to which all eigenvectors are computed; above it subspace iteration finds
+the leading ones."""
 _FIRST_RANK, _SPARE, _ITERATIONS = 128, 16, 2
 _AN_OCTAVE = 2.0
 _RIDGE = 1e-6
-"""Beside the squares of directions, which are about 1."""
+"""Regularisation of the directions' Gram matrix, whose diagonal is about 1."""
 _MOST_FORECAST_EXPONENT = 30
 _RIDGES = (0.01, 0.1, 1.0)
-"""Of the mean square of a channel of the base."""
+"""Candidate ridge parameters, relative to the mean square of a channel of the base."""
 _WORTH = 0.9
-"""A forecast that leaves more than this of a change's energy is not worth its bytes."""
+"""Largest share of a change's energy that a predictor may leave; a weaker one is not worth its
+bytes."""
 _TINY = 1e-30
 _HALVES = 2
 _HAS_MEAN, _HAS_FORECAST, _HAS_CODEBOOK = 1, 2, 4
 MOST_ENTRY_BITS = 10
 _LEAST_CODE, _LARGEST_CODE = 2.0**-24, 1.0
-"""Of a codebook's entries, which are of unit length."""
+"""Range of the scale of a codebook's entries, which have unit length."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forecast:
-    """What a change will be along the directions, as a linear map of the base.
+    """Linear predictor of a change along the directions, from the base.
 
     Attributes:
         coefficients: int8 [channels, directions].
-        exponents: uint8 [directions]: column r of the map is of coefficients times 2^-exponents[r].
+        exponents: uint8 [directions]; column r of the map is coefficients[:, r] * 2^-exponents[r].
     """
 
     coefficients: Tensor
@@ -83,11 +89,11 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codebook:
-    """Likely directions of tokens' gradients, along those of a basis.
+    """Codebook of a vector quantiser for tokens' gradients, in the coordinates of a basis.
 
     Attributes:
-        codes: int8 [entries, directions]; as many entries as `bits` can tell.
-        scale: of a code of one; exactly a bfloat16.
+        codes: int8 [entries, directions]; the number of entries is a power of two.
+        scale: Value of one code unit; exactly a bfloat16.
     """
 
     codes: Tensor
@@ -95,19 +101,19 @@ class Codebook:
 
     @property
     def bits(self) -> int:
-        """Of an entry's number."""
+        """Bits of an entry's number."""
         return len(self.codes).bit_length() - 1
 
     def to_bytes(self) -> bytes:
-        """All but the codes."""
+        """Encode the number of entries and the scale."""
         return _CODEBOOK.pack(self.bits, bfloat16_pattern(self.scale))
 
     @staticmethod
     def shape_in(data: bytes) -> tuple[int, float]:
-        """How many entries there are and their scale, of what `to_bytes` wrote.
+        """Decode the number of entries and the scale from the bytes of `to_bytes`.
 
         Raises:
-            BadFrame: a codebook has not so many, or none of such a scale.
+            BadFrame: The number of entries or the scale is out of its range.
         """
         bits, pattern = _CODEBOOK.unpack(data)
         scale = of_bfloat16(pattern)
@@ -118,15 +124,15 @@ class Codebook:
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """Directions over channels, in order of falling variance; nearly orthonormal.
+    """A nearly orthonormal basis over channels, in order of falling variance.
 
     Attributes:
         coefficients: int8 [directions, channels].
-        exponents: uint8 [directions]: direction r is coefficients[r] * 2^-exponents[r].
-        classes: uint8 [directions], 0 to 7: how widely values along it spread.
-        mean: float32 [channels], exactly bfloat16s: what is subtracted first; None for nothing.
-        forecast: of changes; None for none.
-        codebook: of gradients; None for none.
+        exponents: uint8 [directions]; direction r is coefficients[r] * 2^-exponents[r].
+        classes: uint8 [directions], 0 to 7; class of the spread of values along a direction.
+        mean: float32 [channels], exactly bfloat16s, subtracted before the transform; None for zero.
+        forecast: Linear predictor of changes; None without one.
+        codebook: Codebook of gradients; None without one.
     """
 
     coefficients: Tensor
@@ -135,78 +141,79 @@ class Basis:
     mean: Tensor | None = None
     forecast: Forecast | None = None
     codebook: Codebook | None = None
-    _there: dict[tuple[str, torch.device], Tensor] = field(
+    _cache: dict[tuple[str, torch.device], Tensor] = field(
         default_factory=dict, init=False, repr=False
     )
-    """What frames need of it, on the devices where they were coded."""
+    """Cache of derived tensors by device."""
 
     @property
     def directions(self) -> int:
-        """How many."""
+        """Number of directions."""
         return len(self.coefficients)
 
     @property
     def channels(self) -> int:
-        """How many."""
+        """Number of channels."""
         return self.coefficients.shape[1]
 
     @functools.cached_property
     def name(self) -> bytes:
-        """What frames call it: a fingerprint of all its numbers."""
+        """Fingerprint of all numbers; frames refer to the basis by it."""
         mean = b"" if self.mean is None else bfloat16_bytes(self.mean)
         rest = b"".join(part.numpy().tobytes() for part in self.numbers())
         name = fingerprint_of(_HEADER.pack(*self._counts()), mean, rest)[:NAME_BYTES]
         return name if name != PLAIN else bytes([1] * NAME_BYTES)
 
     def synthesis(self, device: torch.device) -> Tensor:
-        """The directions as exact float32 [directions, channels]: codes times it make values."""
-        return self._kept("synthesis", device, self._made_synthesis)
+        """Return the directions, exact float32 [directions, channels]: codes to values."""
+        return self._cached("synthesis", device, self._made_synthesis)
 
     def _made_synthesis(self) -> Tensor:
         return self.coefficients.float() * powers_of_two(-self.exponents.int())[:, None]
 
     def analysis(self, device: torch.device) -> Tensor:
-        """float32 [channels, directions]: values times it are their least-squares codes."""
-        return self._kept("analysis", device, self._made_analysis)
+        """Return the least-squares inverse, float32 [channels, directions]: values to codes."""
+        return self._cached("analysis", device, self._made_analysis)
 
     def _made_analysis(self) -> Tensor:
         rows = self._made_synthesis().double()
-        # Rounding may have made two directions one, and a restored basis may be anything.
+        # The ridge keeps the matrix regular: rounding may have made two directions equal, and a
+        # received basis may be arbitrary.
         products = rows @ rows.T + _RIDGE * torch.eye(len(rows))
         made: Tensor = rows.T @ torch.linalg.inv(products)
         return made.float()
 
     def classes_on(self, device: torch.device) -> Tensor:
-        """The classes there."""
-        return self._kept("classes", device, lambda: self.classes)
+        """Return the spread classes on a device."""
+        return self._cached("classes", device, lambda: self.classes)
 
     def forecast_on(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """The forecast's coefficients as float32, and its exponents as int32."""
+        """Return the predictor's coefficients (float32) and exponents (int32); None without one."""
         if (forecast := self.forecast) is None:
             return None
-        by = self._kept("forecast", device, lambda: forecast.coefficients.float())
-        return by, self._kept("its exponents", device, lambda: forecast.exponents.int())
+        by = self._cached("forecast", device, lambda: forecast.coefficients.float())
+        return by, self._cached("its exponents", device, lambda: forecast.exponents.int())
 
     def entries(self, device: torch.device) -> Tensor:
-        """The codebook's entries, float32 [entries, channels]: exact sums, rounded once, scaled."""
-        return self._kept("entries", device, self._made_entries)
+        """Return the codebook's entries, float32 [entries, channels]: exact sums, rounded once."""
+        return self._cached("entries", device, self._made_entries)
 
     def _made_entries(self) -> Tensor:
         if self.codebook is None:
             raise BadFrame(f"basis {self.name.hex()}: it has no codebook")
-        # Whole multiples of 2^-13 below 2^24: float64 adds them up exactly in any order.
+        # The terms are multiples of 2^-13 below 2^24, which float64 adds exactly in any order.
         sums = self.codebook.codes.double() @ self._made_synthesis().double()
         return sums.float() * self.codebook.scale
 
-    def _kept(self, what: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
-        found = self._there.get((what, device))
+    def _cached(self, what: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        found = self._cache.get((what, device))
         if found is None:
-            self._there[what, device] = found = make().to(device)
+            self._cache[what, device] = found = make().to(device)
         return found
 
     @functools.cached_property
     def data(self) -> bytes:
-        """As it is sent: counts, mean, exponents and classes, and coefficients, entropy-coded."""
+        """Encoded form: counts, mean, exponents and classes, and entropy-coded coefficients."""
         mean = b"" if self.mean is None else bfloat16_bytes(self.mean)
         *small, coefficients = self.numbers()
         symbols = (coefficients.int() + _SYMBOL_ZERO).to(torch.uint8)
@@ -224,9 +231,9 @@ class Basis:
         return self.directions, self.channels, flags
 
     def numbers(self) -> list[Tensor]:
-        """Exponents and classes of directions, exponents of the forecast, all coefficients.
+        """Return the arrays in wire order: exponents with classes, predictor, coefficients.
 
-        With a codebook: what it says of its codes, before all coefficients; they come last.
+        With a codebook, its header precedes the coefficients, and its codes are the last of them.
         """
         parts, coefficients = [self.exponents << 4 | self.classes], [self.coefficients.reshape(-1)]
         if self.forecast is not None:
@@ -239,16 +246,20 @@ class Basis:
 
     @staticmethod
     def from_bytes(data: bytes, channels: int) -> Basis:
-        """The basis of such `data`; it may come from a stranger.
+        """Decode a basis from possibly hostile bytes.
 
         Raises:
-            BadFrame: it is none for so many channels.
+            BadFrame: The bytes are not a basis of this many channels.
         """
         if len(data) < _HEADER.size:
             raise BadFrame(f"basis: expected a header of {_HEADER.size} bytes, got {len(data)}")
         directions, claimed, flags = _HEADER.unpack_from(data)
-        if claimed != channels or not 1 <= directions <= most_directions(channels):
-            raise BadFrame(f"basis: {directions} directions of {claimed} channels; {channels} here")
+        most = most_directions(channels)
+        if claimed != channels or not 1 <= directions <= most:
+            raise BadFrame(
+                f"basis: expected 1 to {most} directions over {channels} channels, got "
+                f"{directions} over {claimed}"
+            )
         if flags > _HAS_CODEBOOK:
             raise BadFrame(f"basis: parts {flags}")
         maps, num_heads = 1 + (flags >> 1 & 1), flags // _HAS_CODEBOOK
@@ -266,7 +277,7 @@ class Basis:
         contexts = _contexts(count, classes, entries)
         symbols = read_symbols(data[at:], contexts, kernels_for("cpu"))
         coefficients = (symbols.int() - _SYMBOL_ZERO).to(torch.int8).view(-1, directions)
-        # Of a forecast or of entries; and those of directions are said row by row.
+        # The rest belongs to a predictor or a codebook; directions are stored row by row.
         rest = coefficients[channels:]
         return _checked(
             Basis(
@@ -281,7 +292,10 @@ class Basis:
 
 
 def _contexts(count: int, classes: Tensor, entries: int) -> Tensor:
-    """Of so many coefficients, uint8: the last are entries' codes, which spread by their class."""
+    """Return the entropy coder's context of each coefficient, uint8 [count].
+
+    The codes of a codebook come last; the class of their direction is their context.
+    """
     contexts = torch.zeros(count, dtype=torch.uint8)
     if entries:
         contexts[-entries * len(classes) :] = (1 + classes).repeat(entries)
@@ -289,10 +303,10 @@ def _contexts(count: int, classes: Tensor, entries: int) -> Tensor:
 
 
 def _checked(basis: Basis) -> Basis:
-    """A basis of a stranger, if all its numbers are in their ranges.
+    """Return a received basis if all its numbers are in range.
 
     Raises:
-        BadFrame: one is not.
+        BadFrame: A number is not.
     """
     low, high = basis.exponents.aminmax()
     if int(low) < _LEAST_EXPONENT or int(high) > _MOST_EXPONENT:
@@ -309,24 +323,24 @@ def _checked(basis: Basis) -> Basis:
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:
-    """float32 of int32: exact on every device, as `pow` need not be; 2^-126 where it is less."""
+    """Return 2^exponents as float32, exact on every device (`pow` need not be), at least 2^-126."""
     return (exponents.clamp(-126, 127) + 127 << 23).to(torch.int32).view(torch.float32)
 
 
 def most_directions(channels: int) -> int:
-    """No basis of so many channels has more."""
+    """Return the largest number of directions over this many channels."""
     return min(channels, MAX_DIRECTIONS)
 
 
 def most_bytes(channels: int) -> int:
-    """No basis of so many channels has more, whatever its parts."""
+    """Return an upper bound of the encoded size of a basis over this many channels."""
     directions = most_directions(channels)
     coded = max_stream_bytes(directions * (channels + max(channels, 1 << MOST_ENTRY_BITS)))
     return _HEADER.size + _CODEBOOK.size + 2 * channels + 2 * directions + coded
 
 
 def name_in(payload: bytes) -> bytes:
-    """The name of the basis that a frame's payload needs; empty if it needs none."""
+    """Return the name of the basis that a frame's payload needs; empty for none."""
     name = payload[:NAME_BYTES]
     return b"" if name == PLAIN else name
 
@@ -337,18 +351,20 @@ def name_in(payload: bytes) -> bytes:
 def learned(
     rows: Sequence[Tensor], step: float, *, bases: Sequence[Tensor] = (), has_mean: bool = False
 ) -> Basis | None:
-    """The basis of rows like these, for values that are coded in such steps.
+    """Learn a Karhunen-Loeve basis of rows for a quantisation step.
 
-    As many directions as vary by more than the coding errs along any (reverse water-filling).
+    The basis has as many directions as vary by more than the quantisation error (reverse
+    water-filling).
 
     Args:
-        rows: float32 [n, channels] of each sample: some tokens' values, or their changes.
-        step: of the quantiser, in the rows' units.
-        bases: of changes, what they changed: of the rows' shapes.
-        has_mean: whether rows vary around another value than zero.
+        rows: Samples' rows, float32 [n, channels] each: values of some tokens, or their changes.
+        step: Quantisation step in the rows' units.
+        bases: Old values of changes, with the shapes of `rows`; a predictor is learned from them.
+        has_mean: Whether the rows have a mean other than zero.
 
     Returns:
-        None if nothing varies so much, or the rows' squares or the step are not finite.
+        The basis; None if no direction varies enough, or the rows' squares or the step are not
+        finite.
     """
     all_rows = torch.cat(list(rows))
     mean = all_rows.mean(0).to(torch.bfloat16).float() if has_mean else None
@@ -371,11 +387,11 @@ def learned(
 
 
 def with_codebook(entries: Tensor, step: float) -> Basis | None:
-    """The basis of a codebook's entries, and these along it.
+    """Return the basis of a codebook's entries, with the entries in its coordinates.
 
     Args:
-        entries: float32 [entries, channels], of unit length; a power of two.
-        step: in which they are rounded.
+        entries: float32 [entries, channels] of unit length; their number is a power of two.
+        step: Rounding step of the coordinates.
     """
     spreads, vectors = _leading(entries, _FLOOR * step)
     count = min(int((spreads > _FLOOR * step).sum()), most_directions(entries.shape[1]))
@@ -393,10 +409,7 @@ def with_codebook(entries: Tensor, step: float) -> Basis | None:
 def _with_forecast(
     spreads: Tensor, vectors: Tensor, rows: Sequence[Tensor], bases: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Forecast | None]:
-    """The same span, along what is left of the rows where their bases have foretold them.
-
-    What a sample's tokens have in common is no part of it: frames say that by themselves.
-    """
+    """Return a predictor, and spreads and directions of its residual within the same span."""
     if len(rows) < _HALVES:
         return spreads, vectors, None
     seen = [
@@ -406,7 +419,7 @@ def _with_forecast(
         )
         for k in range(_HALVES)
     ]
-    ridge = _ridge_that_pays(*seen)
+    ridge = _best_ridge(*seen)
     if ridge is None:
         return spreads, vectors, None
     total = seen[0] + seen[1]
@@ -423,11 +436,11 @@ def _centred(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """What least squares need to know of rows x that are to foretell rows y; float64.
+    """Sufficient statistics of least squares from rows x to rows y, in float64.
 
     Attributes:
-        count: of rows.
-        xx, xy, yy: sums of products, [channels, channels], [channels, directions] and so on.
+        count: Number of rows.
+        xx, xy, yy: Sums of products: [channels, channels], [channels, directions], and so on.
     """
 
     count: int
@@ -436,8 +449,8 @@ class _Sums:
     yy: Tensor
 
     @staticmethod
-    def of(given: Sequence[Tensor], sought: Sequence[Tensor]) -> _Sums:
-        x, y = torch.cat(list(given)), torch.cat(list(sought))
+    def of(inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> _Sums:
+        x, y = torch.cat(list(inputs)), torch.cat(list(targets))
         return _Sums(len(x), (x.T @ x).double(), (x.T @ y).double(), (y.T @ y).double())
 
     def __add__(self, other: _Sums) -> _Sums:
@@ -445,20 +458,23 @@ class _Sums:
         return _Sums(count, xx, xy, self.yy + other.yy)
 
     def regression(self, ridge: float) -> Tensor:
-        """The map from x to y, [channels, directions], that ridge regression finds."""
+        """Return the ridge regression from x to y, [channels, directions]."""
         channels = len(self.xx)
         spread = ridge * self.xx.trace() / channels + _TINY
         found: Tensor = torch.linalg.solve(self.xx + spread * torch.eye(channels), self.xy)
         return found
 
     def left_by(self, found: Tensor) -> Tensor:
-        """Sums of products of what a map leaves of y, [directions, directions]."""
+        """Return the sums of products of y's residual under a map, [directions, directions]."""
         both = found.T @ self.xy
         return self.yy - both - both.T + found.T @ self.xx @ found
 
 
-def _ridge_that_pays(one: _Sums, other: _Sums) -> float | None:
-    """The ridge with which one half of the samples foretells the other best, if any does well."""
+def _best_ridge(one: _Sums, other: _Sums) -> float | None:
+    """Return the ridge whose map from one half of the samples predicts the other half best.
+
+    None means that no map leaves less than `_WORTH` of the energy.
+    """
     left = {ridge: other.left_by(one.regression(ridge)).trace().item() for ridge in _RIDGES}
     best = min(left, key=left.__getitem__)
     return best if left[best] < _WORTH * other.yy.trace().item() else None
@@ -470,7 +486,7 @@ def _rounded_map(found: Tensor) -> Forecast:
 
 
 def _leading(rows: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """Spreads, falling, and their unit vectors, [k] and [channels, k]: all that reach the floor."""
+    """Return falling spreads [k] and unit vectors [channels, k], at least all above the floor."""
     count, channels = rows.shape
     if channels <= _WHOLE_CHANNELS:
         exact = rows.double()
@@ -487,8 +503,9 @@ def _leading(rows: Tensor, floor: float) -> tuple[Tensor, Tensor]:
 
 
 def _leading_span(rows: Tensor, rank: int) -> Tensor:
-    """An orthonormal [channels, rank] that holds about all that rows vary by most."""
-    # Halko, Martinsson and Tropp 2011, algorithm 4.4; drawn by a generator of its own.
+    """Return an orthonormal [channels, rank] that spans nearly all of the leading variance."""
+    # The method is algorithm 4.4 of Halko, Martinsson and Tropp (2011). A separate generator keeps
+    # the global random state untouched.
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(len(rows), rank, generator=generator).to(rows.device)
     span: Tensor = torch.linalg.qr(rows.T @ drawn)[0]
@@ -498,7 +515,7 @@ def _leading_span(rows: Tensor, rank: int) -> Tensor:
 
 
 def _rounded(vectors: Tensor, largest: int, least: int, most: int) -> tuple[Tensor, Tensor]:
-    """Rows as coefficients up to `largest`, and their exponents, `least` to `most`; on the CPU."""
+    """Round rows to integer coefficients and exponents within these bounds; on the CPU."""
     exact = vectors.double().cpu()
     peaks = exact.abs().amax(1, keepdim=True)
     exponents = torch.log2(largest / peaks).floor().clamp(least, most)
@@ -508,7 +525,7 @@ def _rounded(vectors: Tensor, largest: int, least: int, most: int) -> tuple[Tens
 
 
 def _classes(spreads: Tensor) -> Tensor:
-    """Half an octave each, or wider where there is more between the widest and the narrowest."""
+    """Return spread classes of half an octave each, or wider if the spreads' range needs it."""
     octaves = np.log2(spreads.double().cpu().numpy())
     low, high = octaves[-1], octaves[min(len(octaves) - 1, len(octaves) // 50)]
     an_octave = min(_AN_OCTAVE, (CLASSES - 1) / max(high - low, 1e-9))

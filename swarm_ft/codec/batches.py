@@ -1,13 +1,13 @@
-"""Batches through a codec, for pipelines of one's own: both ends of a boundary, and autograd.
+"""Codecs for batches, for other pipelines: both ends of a boundary, and autograd.
 
     frames = encoder.encode(x, sample_ids)          # at one end: [B, T, C] to bytes, one a sample
-    y = decoder.decode(frames, sample_ids)          # at the other: what both ends go on with
+    y = decoder.decode(frames, sample_ids)          # at the other end: the values that both use
 
     y = boundary(x, sample_ids)                     # both ends in one process, for autograd
 
-With a codec of changes (`aq...`) both ends keep a buffer of each sample and move it by what is
-sent, so a sample's first frame is a key frame. A delta says which buffer it builds on: ends that
-differ, as after a lost frame, notice, and `forget` has the sample begin anew.
+With a delta codec (`aq...`) both ends store a buffer of each sample and update it with every frame;
+a sample's first frame is a key frame. A delta frame names the buffer that it builds on, so ends
+that differ, such as after a lost frame, are detected, and `forget` restarts the sample.
 """
 
 from __future__ import annotations
@@ -41,56 +41,56 @@ _NO_BASE = bytes(16)
 
 
 class BufferKeeper:
-    """What one end keeps of samples, by their ids; the sample seen longest ago goes first.
+    """Buffers of samples at one end; the least recently used ones are evicted.
 
     Args:
-        bits: of a stored value: 16, 8 or 4.
-        max_bytes: that are kept at most; None keeps all.
+        bits: Bits of a stored value: 16, 8 or 4.
+        max_bytes: Maximum size of all buffers; None for no limit.
     """
 
     def __init__(self, bits: int = 16, max_bytes: int | None = None) -> None:
         self.bits = bits
         self.num_bytes = 0
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[int, tuple[bytes, int, int]] = OrderedDict()
+        self._buffers: OrderedDict[int, tuple[bytes, int, int]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._buffers)
 
     def __contains__(self, sample: object) -> bool:
-        return sample in self._kept
+        return sample in self._buffers
 
     def get(self, sample: int, tokens: int, channels: int) -> tuple[Tensor, bytes] | None:
-        """A sample's buffer, float32 [tokens, channels], and its fingerprint.
+        """Return a sample's buffer, float32 [tokens, channels], and its fingerprint.
 
-        None if none of that shape is kept.
+        None means that there is no buffer of this shape.
         """
-        found = self._kept.get(sample)
+        found = self._buffers.get(sample)
         if found is None or found[1:] != (tokens, channels):
             return None
-        self._kept.move_to_end(sample)
+        self._buffers.move_to_end(sample)
         payload = found[0]
         return unpack_buffer(payload, tokens, channels, self.bits), fingerprint_of(payload)
 
     def put(self, sample: int, value: Tensor) -> None:
-        """Keep a value, float32 [tokens, channels], in the place of the sample's last one."""
+        """Store a value, float32 [tokens, channels], as the sample's buffer."""
         self.forget([sample])
         tokens, channels = value.shape
-        self._kept[sample] = pack_buffer(value, self.bits), tokens, channels
+        self._buffers[sample] = pack_buffer(value, self.bits), tokens, channels
         self.num_bytes += buffer_bytes(tokens, channels, self.bits)
         while self._max_bytes is not None and self.num_bytes > self._max_bytes:
-            self.forget([next(iter(self._kept))])
+            self.forget([next(iter(self._buffers))])
 
     def forget(self, samples: Sequence[int]) -> None:
-        """Let go of samples; those that are not kept are passed over."""
+        """Delete the buffers of samples, if present."""
         for sample in samples:
-            payload = self._kept.pop(sample, None)
+            payload = self._buffers.pop(sample, None)
             if payload is not None:
                 self.num_bytes -= len(payload[0])
 
 
 class _End:
-    """What both ends of one way know: its codecs, and this end's buffers (and residuals)."""
+    """End of one direction: its codecs, buffers and residuals."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _End:
     ) -> None:
         spec = parse_codec_spec(codec, direction)
         self.codec = from_spec(spec)
-        # A buffer of gradients begins with a gradient by their own codec, as in EF21.
+        # As in EF21, the first gradient of a buffer uses the codec of later ones.
         plain = replace(spec, feedback=Feedback.NONE)
         is_forward = direction is Direction.FORWARD
         self.key_codec = from_spec(parse_key_spec(key) if is_forward else plain)
@@ -110,41 +110,41 @@ class _End:
         self._residuals: dict[int, Tensor] = {}
 
     def forget(self, samples: Sequence[int]) -> None:
-        """Have samples begin anew; both ends must."""
+        """Restart samples with a key frame; both ends must do so."""
         self.buffers.forget(samples)
         for sample in samples:
             self._residuals.pop(sample, None)
 
     def max_frame_bytes(self, tokens: int, channels: int) -> int:
-        """No frame of a sample of that shape is larger."""
+        """Return an upper bound of a frame's size for this shape."""
         sizes = (one.max_payload_bytes(tokens, channels) for one in (self.codec, self.key_codec))
         head = len(EncodedTensor(self.codec.spec, tokens, channels, b"").to_bytes())
         return _HEAD.size + head + max(sizes)
 
 
 class BatchEncoder(_End):
-    """The sending end of one way over a boundary.
+    """Sending end of one direction of a boundary.
 
     Args:
-        codec: as `--fw` and `--bw` take it (docs/codecs.md).
-        direction: of activations, or of gradients.
-        key: codec of a sample's first frame, if `codec` sends changes.
-        buffers: this end's own; one with all bytes it wants, if None.
+        codec: Codec as in `--fw` and `--bw` (docs/codecs.md).
+        direction: Direction: activations or gradients.
+        key: Codec of a sample's first frame, if `codec` is a delta codec.
+        buffers: Buffers of this end; None for an own set without limit.
 
     Raises:
-        BadCodec: there is no such codec, or it makes no sense in that direction.
+        BadCodec: The codec does not exist or cannot be used in this direction.
     """
 
     def encode(self, x: Tensor, sample_ids: Sequence[int]) -> list[bytes]:
-        """A frame of each sample; buffers move.
+        """Encode a batch to one frame for each sample, updating buffers.
 
         Args:
             x: float32, bfloat16 or float16 [samples, tokens, channels], on any device.
-            sample_ids: of its samples, each once.
+            sample_ids: Ids of the samples, without duplicates.
 
         Raises:
-            BadFrame: another shape or type, or another number of samples.
-            NonFinite: x holds an infinity or NaN.
+            BadFrame: x has a wrong shape or type, or another number of samples.
+            NonFinite: x has an infinity or NaN.
         """
         x = checked_batch(x, sample_ids).to(coding_device(x.device))
         return [self._frame(one, sample) for one, sample in zip(x, sample_ids, strict=True)]
@@ -170,7 +170,7 @@ class BatchEncoder(_End):
 
 
 class BatchDecoder(_End):
-    """The receiving end; arguments are those of the `BatchEncoder` at the other."""
+    """Receiving end; it takes the arguments of the `BatchEncoder` at the other end."""
 
     def decode(
         self,
@@ -180,22 +180,22 @@ class BatchDecoder(_End):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """The batch that frames hold; buffers move as at the sending end.
+        """Decode frames to a batch, updating buffers as the sending end did.
 
         Args:
-            frames: of `BatchEncoder.encode`; they may come from a stranger, and are checked in
-                full.
-            sample_ids: as they were given there.
-            dtype: of what comes.
-            device: so too.
+            frames: Frames of `BatchEncoder.encode`, possibly hostile; they are checked in full.
+            sample_ids: Ids as passed to `encode`.
+            dtype: Type of the result.
+            device: Device of the result.
 
         Returns:
             [samples, tokens, channels].
 
         Raises:
-            BadFrame: a frame is not of these codecs, or builds on a buffer that is not here;
-                `forget` the sample at both ends, and have it sent again.
-            MalformedMessage: a frame is too short, or is none.
+            BadFrame: A frame has another codec, or needs a buffer that this end does not have;
+                `forget`
+                the sample at both ends and send it again.
+            MalformedMessage: A frame is too short or not a frame.
         """
         if len(frames) != len(sample_ids) or not frames:
             raise BadFrame(f"{len(frames)} frames of {len(sample_ids)} samples: expected as many")
@@ -207,18 +207,22 @@ class BatchDecoder(_End):
 
     def _value(self, frame: bytes, sample: int, device: torch.device) -> Tensor:
         if len(frame) < _HEAD.size:
-            raise BadFrame(f"frame of sample {sample}: {len(frame)} bytes are none")
+            raise BadFrame(
+                f"frame of sample {sample}: expected {_HEAD.size} bytes or more, got {len(frame)}"
+            )
         kind, digest = _HEAD.unpack_from(frame)
         tensor = EncodedTensor.from_bytes(frame[_HEAD.size :])
         kinds = (_KEY, _DELTA) if self.codec.spec.is_delta else (_DIRECT,)
         if kind not in kinds:
-            raise BadFrame(f"frame of sample {sample}: kind {kind} is not of {self.codec.spec}")
+            raise BadFrame(f"frame of sample {sample}: {self.codec.spec} has no kind {kind}")
         codec, base = self.key_codec if kind == _KEY else self.codec, None
         if kind == _DELTA:
             found = self.buffers.get(sample, tensor.tokens, tensor.channels)
             if found is None or found[1] != digest:
-                here = "another buffer" if found else "no buffer"
-                raise BadFrame(f"frame of sample {sample}: {here} of it is here; forget it there")
+                problem = "has another buffer" if found else "has no buffer"
+                raise BadFrame(
+                    f"frame of sample {sample}: this end {problem} of it; forget it at both ends"
+                )
             base = found[0]
         value = codec.decode(tensor, base, device=device)
         if self.codec.spec.is_delta:
@@ -227,10 +231,10 @@ class BatchDecoder(_End):
 
 
 def checked_batch(x: Tensor, sample_ids: Sequence[int]) -> Tensor:
-    """`x` without its graph, as float32, if it is a batch of these samples.
+    """Return `x` detached and as float32 if it is a batch of these samples.
 
     Raises:
-        BadFrame: it is not.
+        BadFrame: It is not.
     """
     if x.dim() != 3 or x.dtype not in DTYPES or x.numel() == 0:
         raise BadFrame(
@@ -246,25 +250,25 @@ def checked_batch(x: Tensor, sample_ids: Sequence[int]) -> Tensor:
 
 
 class Boundary:
-    """A boundary between two parts of a model in one process, for autograd.
+    """A compressed boundary between two parts of a model in one process, for autograd.
 
-    What passes is what would arrive over a link: forward compressed against buffers of each sample,
-    backward compressed. So a model with boundaries in it trains as it would in a swarm, and
-    `sent_bytes` says what that would send.
+    The forward pass returns what would arrive over a link: activations coded against each sample's
+    buffer. The backward pass codes gradients. A model with such boundaries trains as in a swarm,
+    and `sent_bytes` counts the traffic that this would cause.
 
     Args:
-        forward: codec of activations, as `--fw` takes it.
-        backward: codec of gradients, as `--bw` takes it.
-        key: codec of a sample's first activation.
-        buffer_bits: of a stored value of a buffer: 16, 8 or 4.
-        max_buffer_bytes: kept at most at each end; None keeps all.
+        forward: Codec of activations, as in `--fw`.
+        backward: Codec of gradients, as in `--bw`.
+        key: Codec of a sample's first activation.
+        buffer_bits: Bits of a stored buffer value: 16, 8 or 4.
+        max_buffer_bytes: Maximum size of the buffers at each end; None for no limit.
 
     Attributes:
-        sent_bytes: all frames so far, both ways.
-        uncompressed_bytes: what they stand for, 4 bytes a value.
+        sent_bytes: Bytes of all frames so far, both directions.
+        uncompressed_bytes: Bytes of the same values as float32.
 
     Raises:
-        BadCodec: there is no such codec, or it makes no sense where it stands.
+        BadCodec: A codec does not exist or cannot be used in its direction.
     """
 
     def __init__(
@@ -276,13 +280,13 @@ class Boundary:
         buffer_bits: int = 16,
         max_buffer_bytes: int | None = None,
     ) -> None:
-        def kept() -> BufferKeeper:
+        def new_buffers() -> BufferKeeper:
             return BufferKeeper(buffer_bits, max_buffer_bytes)
 
         self._ways = {
             way: (
-                BatchEncoder(codec, direction=way, key=key, buffers=kept()),
-                BatchDecoder(codec, direction=way, key=key, buffers=kept()),
+                BatchEncoder(codec, direction=way, key=key, buffers=new_buffers()),
+                BatchDecoder(codec, direction=way, key=key, buffers=new_buffers()),
             )
             for way, codec in ((Direction.FORWARD, forward), (Direction.BACKWARD, backward))
         }
@@ -290,20 +294,20 @@ class Boundary:
         self.uncompressed_bytes = 0
 
     def __call__(self, x: Tensor, sample_ids: Sequence[int]) -> Tensor:
-        """What arrives of `x`, [samples, tokens, channels] in its own type; it has a backward.
+        """Return the decoded `x`, [samples, tokens, channels] in its type, with a backward pass.
 
         Args:
             x: float32, bfloat16 or float16.
-            sample_ids: of its samples, the same at every visit.
+            sample_ids: Ids of the samples, the same at every visit.
 
         Raises:
-            BadFrame, NonFinite: as `BatchEncoder.encode`; so does the backward.
+            BadFrame, NonFinite: See `BatchEncoder.encode`; also raised in the backward pass.
         """
         passed: Tensor = _Passage.apply(x, self, tuple(sample_ids))  # type: ignore[no-untyped-call]
         return passed
 
     def passed(self, x: Tensor, sample_ids: Sequence[int], way: Direction) -> Tensor:
-        """One way over it, without a graph."""
+        """Encode and decode one direction, without a graph."""
         encoder, decoder = self._ways[way]
         frames = encoder.encode(x, sample_ids)
         self.sent_bytes += sum(map(len, frames))
@@ -311,14 +315,14 @@ class Boundary:
         return decoder.decode(frames, sample_ids, dtype=x.dtype, device=x.device)
 
     def forget(self, samples: Sequence[int]) -> None:
-        """Have samples begin anew, at both ends."""
+        """Restart samples with a key frame, at both ends."""
         for ends in self._ways.values():
             for end in ends:
                 end.forget(samples)
 
 
 class _Passage(torch.autograd.Function):
-    """See `Boundary`."""
+    """Autograd function of `Boundary`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, boundary: Boundary, sample_ids: tuple[int, ...]) -> Tensor:

@@ -1,10 +1,9 @@
-"""What gradients are likely to be: directions that the tokens of a frame name, and a size each.
+"""Gain-shape vector quantisation of tokens' gradients, before a codec of the residual.
 
-A token's gradient is mostly its target's, as the head's weights have it; targets are few, and come
-again in samples that were never seen: four fifths of the energy lie along the nearest of a thousand
-directions. They are learned by the sender of gradients, from those of some steps, as the means of
-such as lie together (spherical k-means: Dhillon and Modha 2001), and said to the receiver as part
-of a `basis`, along whose directions the entries are given.
+A token's gradient depends mostly on its target through the head's weights. Targets are few and
+recur in unseen samples: the nearest of a thousand directions holds four fifths of the energy. The
+sender of gradients learns these directions from some steps by spherical k-means (Dhillon and Modha
+2001), and sends them to the receiver as part of a `basis`.
 """
 
 from __future__ import annotations
@@ -49,25 +48,26 @@ from swarm_ft.protocol.messages.boundary import EncodedTensor
 # ---- learning one
 
 _ROWS_AN_ENTRY = 4
-"""An entry of fewer is mostly their noise, and is said for little."""
+"""Minimum number of rows for each entry; an entry of fewer is mostly noise."""
 _LEAST_ENTRIES = 16
 LEAST_ROWS = _LEAST_ENTRIES * _ROWS_AN_ENTRY
-"""Of fewer nothing is learned."""
+"""Minimum number of rows to learn a codebook from."""
 _ROUNDS = 8
 _STEP = 1.0
-"""Of an entry's numbers along the directions, times the root mean square of its channels: rounding
-then takes less than a tenth of an entry's energy, where its tokens leave a fifth of theirs."""
+"""Rounding step of an entry's coordinates, relative to the root mean square of its channels.
+Rounding then costs less than a tenth of an entry's energy, and tokens differ from entries by a
+fifth."""
 _TINY = 1e-30
 
 
 def learned_codebook(rows: Sequence[Tensor]) -> Basis | None:
-    """A codebook of the directions of rows like these.
+    """Learn a codebook of the directions of rows.
 
     Args:
-        rows: float32 [n, channels] of each sample: some tokens' gradients.
+        rows: Samples' rows, float32 [n, channels] each: gradients of some tokens.
 
     Returns:
-        None if the rows are too few, or their squares not finite.
+        A basis with the codebook; None with too few rows, or if their norms are not finite.
     """
     all_rows = torch.cat(list(rows))
     lengths = all_rows.norm(dim=1)
@@ -86,7 +86,7 @@ def _power_of_two(most: int) -> int:
 
 
 def _entries(directions: Tensor, weights: Tensor, count: int) -> Tensor:
-    """Unit vectors, [count, channels]: means of such as lie together, each by its weight."""
+    """Return unit vectors [count, channels]: weighted means of clusters (spherical k-means)."""
     drawn = torch.randperm(len(directions), generator=torch.Generator().manual_seed(0))
     found = directions[drawn[:count]].clone()
     weighted = directions * weights[:, None]
@@ -107,37 +107,39 @@ _HALF_OCTAVE = 181 / 256  # a bfloat16: times a scale it is exact
 _SIZES = torch.tensor(
     [(_HALF_OCTAVE if k % 2 else 1.0) / (1 << k // 2) for k in range(_NOTHING)] + [0.0]
 )
-"""Of a token, to the largest of its frame: half an octave each; the last is nothing."""
+"""Levels of a token's gain relative to the frame's largest, half an octave each; the last is zero.
+"""
 _SCALE = struct.Struct("<H")
 _LEAST_SCALE = MIN_SCALE * 2.0 ** (_LEVELS // 2)
 _LOW_BITS = 8
-"""Of an entry's number, in a byte; what is above it shares one with the size."""
+"""Lower bits of an entry's number, which have a byte plane of their own; the upper bits share one
+with the gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodebookCodec(Codec):
-    """s e + C(g - s e) for a gradient g, a codec C, and an entry e and a size s of every token.
+    """Codec s e + C(g - s e) of a gradient g, with an entry e and a gain s for each token.
 
-    Layout: the basis' name, or `PLAIN` and then C's payload of g; the largest size, a bfloat16; the
-    numbers of entries and the sizes, packed; the payload of C.
+    Layout: name of the basis, or `PLAIN` followed by C's payload of g; the largest gain as
+    bfloat16; the packed numbers of entries and gains; C's payload of the residual.
 
     Attributes:
-        inner: C. Its spec is its own: without the codebook that `spec` names.
-        basis: with the codebook; None if there is none yet.
+        inner: Codec C. Its spec is that of this codec without the codebook.
+        basis: Basis with the codebook; None if there is none yet.
     """
 
     inner: Codec
     basis: Basis | None = None
 
     def along(self, basis: Basis | None) -> CodebookCodec:
-        """The same codec with the codebook of that basis."""
+        """Return the codec with the codebook of a basis."""
         return replace(self, basis=basis)
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
-        told = packed_bytes(tokens, MOST_ENTRY_BITS + SIZE_BITS)
+        """Return an upper bound of the payload's size."""
+        entries = packed_bytes(tokens, MOST_ENTRY_BITS + SIZE_BITS)
         inner = self.inner.max_payload_bytes(tokens, channels)
-        return NAME_BYTES + _SCALE.size + told + inner
+        return NAME_BYTES + _SCALE.size + entries + inner
 
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         basis = self.basis
@@ -145,19 +147,19 @@ class CodebookCodec(Codec):
             plain = self.inner.write(x)
             return replace(plain, data=PLAIN + plain.data)
         entries = basis.entries(x.device)
-        numbers, sizes = _named(x, entries)
+        numbers, sizes = _best_entries(x, entries)
         largest = sizes.max().clamp(_LEAST_SCALE, MAX_SCALE / 2).to(torch.bfloat16).float()
         levels = _levels(sizes, largest)
-        peak, top, told, sized = to_host(peak_there(x), largest, numbers, levels)
+        peak, top, entry_numbers, gains = to_host(peak_there(x), largest, numbers, levels)
         checked_peak(float(peak))
         share = _share(entries, numbers, levels, scale := float(top))
         inner = self._beside(basis.codebook).write(x - share)
         head = basis.name + _SCALE.pack(bfloat16_pattern(scale))
-        data = head + _packed(told, sized, basis.codebook.bits) + inner.data
+        data = head + _packed(entry_numbers, gains, basis.codebook.bits) + inner.data
         return Payload(data, lambda: share + inner.value())
 
     def _beside(self, codebook: Codebook) -> Codec:
-        """C, whose rate, if it has one, is also of what goes beside it."""
+        """Return C with a rate that includes the bits of entries and gains."""
         if not isinstance(self.inner, WideCodec):
             return self.inner
         return replace(self.inner, token_bits=codebook.bits + SIZE_BITS)
@@ -169,13 +171,13 @@ class CodebookCodec(Codec):
             return self.inner.decode(inner, device=device)
         basis = self.basis
         if basis is None or basis.name != name or basis.channels != encoded.channels:
-            raise BadFrame(f"frame: it needs the basis {name.hex()}, which is not here")
+            raise BadFrame(f"frame: it needs the basis {name.hex()}, which this end does not have")
         share, at = _read_share(payload, encoded.tokens, basis, device)
         left = self.inner.decode(replace(inner, payload=payload[at:]), device=device)
         return check_finite(share + left)
 
     def kept(self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.kept`: what entries tell, and as much of the rest as is sure."""
+        """Return the entries' part plus the shrunk residual; see `Codec.kept`."""
         name, payload = encoded.payload[:NAME_BYTES], encoded.payload[NAME_BYTES:]
         if name == PLAIN or self.basis is None:
             return value
@@ -183,21 +185,21 @@ class CodebookCodec(Codec):
         return best_guess(self.inner.spec, payload[at:], share, value)
 
 
-def _named(x: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
-    """The entry that tells most of each token, and how many times: int64, float32 [tokens]."""
+def _best_entries(x: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best entry of each token and its gain: int64 and float32 [tokens]."""
     lengths = entries.norm(dim=1).clamp(min=_TINY)
     best, numbers = (x @ (entries / lengths[:, None]).T).max(1)
     return numbers, best / lengths[numbers]
 
 
 def _levels(sizes: Tensor, largest: Tensor) -> Tensor:
-    """The nearest of the levels of sizes, uint8 [tokens]."""
+    """Return the nearest level of each gain, uint8 [tokens]."""
     octaves = torch.log2(largest / sizes.clamp(min=MIN_SCALE))
     return (2 * octaves).round().clamp(0, _NOTHING).to(torch.uint8)
 
 
 def _share(entries: Tensor, numbers: Tensor, levels: Tensor, scale: float) -> Tensor:
-    """What entries tell, float32 [tokens, channels]; one rounding of each product."""
+    """Return entries times gains, float32 [tokens, channels]; each product is rounded once."""
     sizes = _SIZES.to(levels.device)[levels.int()] * scale
     return entries[numbers] * sizes[:, None]
 
@@ -205,10 +207,10 @@ def _share(entries: Tensor, numbers: Tensor, levels: Tensor, scale: float) -> Te
 def _read_share(
     payload: bytes, tokens: int, basis: Basis, device: torch.device
 ) -> tuple[Tensor, int]:
-    """What entries tell, and where in a payload behind its name that is said to an end.
+    """Decode the entries' part, and return it with the offset of the residual's payload.
 
     Raises:
-        BadFrame: no encoder writes that.
+        BadFrame: The bytes are invalid.
     """
     codebook = basis.codebook
     if codebook is None:
@@ -228,7 +230,7 @@ def _widths(bits: int) -> tuple[int, int]:
 
 
 def _packed(numbers: NDArray[np.int64], levels: NDArray[np.uint8], bits: int) -> bytes:
-    """Numbers below 2^bits and levels: the numbers' lower bits, then the rest above the levels."""
+    """Pack numbers below 2^bits and levels: lower bits first, then upper bits above the levels."""
     low = (numbers & 255).astype(np.uint8)
     high = ((numbers >> _LOW_BITS) << SIZE_BITS | levels).astype(np.uint8)
     parts = zip((low, high), _widths(bits), strict=True)
@@ -236,7 +238,7 @@ def _packed(numbers: NDArray[np.int64], levels: NDArray[np.uint8], bits: int) ->
 
 
 def _unpacked(data: bytes, tokens: int, bits: int) -> tuple[Tensor, Tensor]:
-    """What `_packed` was given: int64 and uint8 [tokens]."""
+    """Unpack the numbers, int64 [tokens], and levels, uint8 [tokens], of `_packed`."""
     widths = _widths(bits)
     split = packed_bytes(tokens, widths[0])
     low, high = (

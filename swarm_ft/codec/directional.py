@@ -1,13 +1,15 @@
-"""`qkS`, `aqkS`: first activations and changes along the directions of a learned basis.
+"""Transform coders `qkS` and `aqkS`, for first activations and for changes along a learned basis.
 
-At constant quality: the step is S times the activation's own spread, whatever bits that takes.
-Changes that follow few directions, as those of a model that is fine-tuned do, then take few bits:
-what a sample's last visit lost has no direction, and mostly lies below the step. All is dithered:
-an error that is the same at every visit costs more than a larger one that is not.
+The encoder subtracts the mean or the linear prediction from the base, transforms along a
+Karhunen-Loeve basis (`basis`), and quantises with a trellis (trellis-coded quantisation). The step
+is S times the activation's own spread, so the quality is constant and the rate varies. Changes of a
+model that is fine-tuned follow few directions, so they take few bits; the error of the last visit
+has no preferred direction and lies mostly below the step. All codes have subtractive dither: an
+error that repeats at every visit harms training more than a larger random one.
 
-A frame names the basis that it needs, and both ends hold it (`basis`). Payload: the name; if it is
-`PLAIN`, what `wide` writes of the channels themselves; else a header, a spread for each class of
-directions, the large codes, and the stream of symbols.
+A frame names its basis, and both ends hold it. Payload: the name; for `PLAIN` the payload of `wide`
+along the channels; else a header, a spread for each class of directions, the codes that are too
+large for a symbol, and the stream of symbols.
 """
 
 from __future__ import annotations
@@ -76,45 +78,45 @@ Counts = NDArray[np.int64]
 _HEADER = struct.Struct("<HBHI")
 _SILENT = _HEADER.pack(0, 0, 0, 0)
 _FINER = 4
-"""Steps of what all tokens have in common, to one of their own: what is left of it is theirs."""
+"""Resolution of the mean over tokens: its step is a quarter of a token's step."""
 _CENTRE = CLASSES * SLICES
-"""The context of what they have in common, behind those of each class and slice of the dither."""
+"""Context of the mean over tokens, after those of each class and slice of the dither."""
 _CONTEXTS = _CENTRE + SLICES
-"""As a trellis tells contexts apart that are as likely here."""
+"""Number of contexts; the trellis distinguishes contexts that have equal frequencies here."""
 _FLIP = flip_of(ALL_SLICES)
 _EXACT_BITS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class DirectionalCodec(Codec):
-    """See the module's docstring.
+    """Transform coder along a learned basis; see the module's docstring.
 
     Attributes:
-        kernels: the backend; by default the one for the tensor's device.
-        basis: what is encoded along, and what a frame that names it is decoded along; None if
-            there is none yet: then channels are coded by themselves.
+        kernels: Backend of the arithmetic; None for that of the tensor's device.
+        basis: Basis to encode and decode with; None if there is none yet, which codes along
+            channels.
     """
 
     kernels: Kernels | None = None
     basis: Basis | None = None
 
     def along(self, basis: Basis | None) -> DirectionalCodec:
-        """The same codec with that basis."""
+        """Return the codec with a basis."""
         return replace(self, basis=basis)
 
     def step_of(self, x: Tensor) -> float:
-        """The step in which x, [tokens, channels], or its change, is coded.
+        """Return the quantisation step for x, [tokens, channels], or its change.
 
-        The spread is that of a middling token: a few tokens with massive activations do not
-        coarsen all others.
+        The spread is that of the token with the median norm, so that a few tokens with massive
+        activations do not coarsen all others.
         """
-        return self._step(_middling_length(x).item(), x.shape[1])
+        return self._step(_median_norm(x).item(), x.shape[1])
 
     def _step(self, length: float, channels: int) -> float:
         return length / math.sqrt(channels) * self.spec.number
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
+        """Return an upper bound of the payload's size."""
         count = (1 + tokens) * min(channels, MAX_DIRECTIONS)
         coded = _HEADER.size + _Tables.SIZE + 2 * count + max_stream_bytes(count)
         return NAME_BYTES + max(coded, WideCodec(self.spec).max_payload_bytes(tokens, channels))
@@ -129,7 +131,7 @@ class DirectionalCodec(Codec):
         if basis.mean is not None:
             change = change - basis.mean.to(x.device)
         along = change @ basis.analysis(x.device)
-        looks = to_host(_middling_length(x), peak_there(change), peak_there(along))
+        looks = to_host(_median_norm(x), peak_there(change), peak_there(along))
         length, peak, peak_along = (float(look) for look in looks)
         checked_peak(peak)
         scale = _scale_for(self._step(length, x.shape[1]), checked_peak(peak_along))
@@ -144,7 +146,7 @@ class DirectionalCodec(Codec):
             return WideCodec(self.spec, kernels).decode(plain, base, device=device)
         basis = self.basis
         if basis is None or basis.name != name or basis.channels != encoded.channels:
-            raise BadFrame(f"frame: it needs the basis {name.hex()}, which is not here")
+            raise BadFrame(f"frame: it needs the basis {name.hex()}, which this end does not have")
         if payload == _SILENT:
             along, scale = torch.zeros(encoded.tokens, basis.directions, device=device), 0.0
         else:
@@ -153,54 +155,55 @@ class DirectionalCodec(Codec):
 
 
 def _value(steps: Tensor, scale: float, base: Tensor | None, basis: Basis) -> Tensor:
-    """What so many steps of the scale along the basis are, float32 [tokens, channels]."""
-    # Three exact steps and two roundings, each in an operation of its own: nothing is fused.
+    """Reconstruct values, float32 [tokens, channels], from coordinates in steps."""
+    # Three operations are exact and two round. Each is an operation of its own, so that no
+    # compiler fuses them.
     value = _exact_product(steps, basis) * scale
     if basis.mean is not None:
         value = basis.mean.to(steps.device) + value
     return value if base is None else base + value
 
 
-def _middling_length(x: Tensor) -> Tensor:
+def _median_norm(x: Tensor) -> Tensor:
     lengths: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
     return lengths.median()
 
 
 def _exact_product(along: Tensor, basis: Basis) -> Tensor:
-    """Values that are so many steps `along` the basis, in steps: float32 [tokens, channels]."""
+    """Return coordinates times the basis, in steps: float32 [tokens, channels]."""
     unit = 2.0 ** -int(basis.exponents.max()) / UNITS
     return _product(along, basis.synthesis(along.device), unit)
 
 
 _BASE_BITS = 10
-_MOST_FORETOLD = EXACT_CODE * UNITS
+_MAX_PREDICTION = EXACT_CODE * UNITS
 
 
-def _foretold(basis: Basis, base: Tensor | None, scale: float) -> Tensor:
-    """What the basis' map makes of the base, in steps: whole units of them, float32.
+def _predicted(basis: Basis, base: Tensor | None, scale: float) -> Tensor:
+    """Return the prediction from the base in steps: float32 multiples of 1 / UNITS.
 
-    A token's base is rounded to 11 bits of its largest value, so that all sums are of whole
-    numbers.
+    A token's base is rounded to 11 bits of its largest value, so that all sums are sums of
+    integers.
 
     Raises:
-        BadFrame: there is no map, or nothing to foretell from.
+        BadFrame: The basis has no predictor, or there is no base.
     """
     if base is None or (forecast := basis.forecast_on(base.device)) is None:
-        raise BadFrame("frame: a change that is foretold by a basis that foretells none")
+        raise BadFrame("frame: a predicted change, with a basis without a predictor")
     octaves = torch.frexp(base.abs().amax(1))[1].clamp(min=-100)[:, None]
     rounded = (base * powers_of_two(_BASE_BITS - octaves)).round()
     sums = _product(rounded, forecast[0], 1.0)
     shifts = octaves - _BASE_BITS - forecast[1]
-    # Not divided by the scale: how that rounds differs among devices.
+    # Devices round divisions differently, so the reciprocal of the scale is multiplied.
     units = (sums * powers_of_two(shifts) * float(np.float32(UNITS / scale))).round()
-    return units.clamp(-_MOST_FORETOLD, _MOST_FORETOLD) / UNITS
+    return units.clamp(-_MAX_PREDICTION, _MAX_PREDICTION) / UNITS
 
 
 def _product(x: Tensor, by: Tensor, unit: float) -> Tensor:
-    """X @ by, rounded once to float32: the same bits wherever it is computed.
+    """Return x @ by, rounded once to float32, with the same bits on every device.
 
-    All products are whole multiples of the unit, a power of two. Where sums of their magnitudes
-    stay below 2^23 of it, float32 numbers add up exactly in any order; else float64 ones do.
+    All products are multiples of `unit`, a power of two. If the sums of their magnitudes stay below
+    2^23 units, float32 adds them exactly in any order; otherwise float64 does.
     """
     reach = (x.abs() @ by.abs().amax(1)).max().item()
     is_small = reach < unit * 2.0 ** (_EXACT_BITS - 1)
@@ -209,16 +212,16 @@ def _product(x: Tensor, by: Tensor, unit: float) -> Tensor:
     return (x.double() @ by.double()).float()
 
 
-# ---- what follows the name
+# ---- the payload behind the name
 
 
 def _written(
     along: Tensor, base: Tensor | None, scale: float, basis: Basis, kernels: Kernels
 ) -> tuple[bytes, Callable[[], Tensor]]:
-    """Of values along the basis, float32 [tokens, directions]: the payload, and them in steps."""
+    """Encode coordinates, float32 [tokens, directions]; return payload and decoded value."""
     if scale == 0:
         return _SILENT, lambda: torch.zeros_like(along)
-    along, foretold, salt = _beside_forecast(along, base, scale, basis)
+    along, predicted, salt = _without_prediction(along, base, scale, basis)
     centre = _centre(along, scale)
     own = along - centre.float() * (scale / _FINER)
     codes, symbols, contexts, shifts = _coded(own, scale, salt, basis, kernels)
@@ -229,10 +232,10 @@ def _written(
     tables, large = _Tables.of_counts(counts), np.zeros(0, "<i2")
     if counts[:, (FIRST_SYMBOL, LAST_SYMBOL)].any():
         large = to_host(rows[rows.abs() >= LARGEST_SYMBOL])[0].astype("<i2")
-    head = _HEADER.pack(bfloat16_pattern(scale), foretold is not None, salt, len(large))
+    head = _HEADER.pack(bfloat16_pattern(scale), predicted is not None, salt, len(large))
     stream = write_stream(symbols, contexts, tables.frequencies(), kernels)
     data = head + tables.to_bytes() + large.tobytes() + stream
-    return data, lambda: _steps(rows, WideGrid(0, salt, shifts), foretold, kernels)
+    return data, lambda: _steps(rows, WideGrid(0, salt, shifts), predicted, kernels)
 
 
 def _read_along(
@@ -243,10 +246,10 @@ def _read_along(
     device: torch.device,
     kernels: Kernels,
 ) -> tuple[Tensor, float]:
-    """Values in steps, float32 [tokens, directions], and the step.
+    """Decode coordinates in steps, float32 [tokens, directions], and the step.
 
     Raises:
-        BadFrame: no encoder writes that.
+        BadFrame: The bytes are invalid.
     """
     shape = 1 + tokens, basis.directions
     at = _HEADER.size + _Tables.SIZE
@@ -255,7 +258,7 @@ def _read_along(
     pattern, flags, salt, escapes = _HEADER.unpack_from(data)
     scale = of_bfloat16(pattern)
     if not MIN_SCALE <= scale <= MAX_SCALE or flags > 1 or escapes > shape[0] * shape[1]:
-        raise BadFrame(f"frame: a header that no encoder writes, with a scale of {scale:.4g}")
+        raise BadFrame(f"frame: an invalid header, with a scale of {scale:.4g}")
     tables = _Tables.from_bytes(data[_HEADER.size : at])
     if len(data) < at + 2 * escapes:
         raise BadFrame(f"frame: expected {at + 2 * escapes} bytes or more, got {len(data)}")
@@ -265,29 +268,34 @@ def _read_along(
     symbols = read_stream(stream, contexts, by, kernels, _FLIP)
     shifts = kernels.shifts_of(symbols, lanes_for(len(symbols)))[: tokens * basis.directions]
     rows = read_escaped(symbols, large).view(shape)
-    foretold = _foretold(basis, base, scale) if flags else None
-    return _steps(rows, WideGrid(0, salt, shifts), foretold, kernels), scale
+    predicted = _predicted(basis, base, scale) if flags else None
+    return _steps(rows, WideGrid(0, salt, shifts), predicted, kernels), scale
 
 
-def _steps(rows: Tensor, grid: WideGrid, foretold: Tensor | None, kernels: Kernels) -> Tensor:
-    """What codes stand for, in steps, float32 [tokens, directions].
+def _steps(rows: Tensor, grid: WideGrid, predicted: Tensor | None, kernels: Kernels) -> Tensor:
+    """Return the decoded coordinates in steps, float32 [tokens, directions].
 
     Args:
-        rows: int16 [tokens + 1, directions], last what all tokens have in common.
-        foretold: what was left out of them.
+        rows: int16 [tokens + 1, directions]; the last row is the mean over tokens.
+        grid: Dither and trellis shifts of the codes.
+        predicted: Prediction to add; None without one.
+        kernels: Backend of the arithmetic.
     """
     own = _values(rows[:-1], grid, kernels) + rows[-1].float() / _FINER
-    return own if foretold is None else own + foretold
+    return own if predicted is None else own + predicted
 
 
-def _beside_forecast(
+def _without_prediction(
     along: Tensor, base: Tensor | None, scale: float, basis: Basis
 ) -> tuple[Tensor, Tensor | None, int]:
-    """What the forecast leaves of values, where that is less; the forecast then; and the salt."""
+    """Return the prediction residual with the prediction and its salt, if that has less energy.
+
+    Otherwise return the coordinates themselves with None for the prediction.
+    """
     ways: list[tuple[Tensor, Tensor | None]] = [(along, None)]
     if basis.forecast is not None and base is not None:
-        foretold = _foretold(basis, base, scale)
-        ways.append((along - foretold * scale, foretold))
+        predicted = _predicted(basis, base, scale)
+        ways.append((along - predicted * scale, predicted))
     looks = [look for way, _ in ways for look in (_energy(way), _salt(way))]
     found = to_host(*looks)
     energies, salts = found[::2], found[1::2]
@@ -300,34 +308,34 @@ def _energy(along: Tensor) -> Tensor:
 
 
 def _salt(along: Tensor) -> Tensor:
-    """Another number for other values: the sum of their patterns."""
+    """Return a number that differs between tensors: the sum of their bit patterns."""
     return along.contiguous().view(torch.int32).sum(dtype=torch.int64)
 
 
 def _centre(along: Tensor, scale: float) -> Tensor:
-    """What all tokens have in common, int16 [directions], in finer steps than their own codes."""
+    """Return the mean over tokens, int16 [directions], in a quarter of a token's step."""
     finer = along.mean(0) * (_FINER / scale)
     return finer.round().clamp(-EXACT_CODE, EXACT_CODE).to(torch.int16)
 
 
 def _scale_for(step: float, peak: float) -> float:
-    """A bfloat16 that codes and floats allow; 0 where all codes would be."""
+    """Return the step as a bfloat16 within the range of codes and floats; 0 if all codes are 0."""
     if peak == 0:
         return 0.0
     bounded = min(max(step, MIN_SCALE * 4, peak / MAX_CODE), MAX_SCALE / 2)
     return nearest_bfloat16(bounded)
 
 
-# ---- codes with subtractive dither: no error correlates with the value, so what is too small for a
-# code is not left out at every visit alike
+# ---- codes with subtractive dither: the error does not correlate with the value, so values below a
+# step are not dropped at every visit
 
 
 def _coded(
     along: Tensor, scale: float, salt: int, basis: Basis, kernels: Kernels
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes along a trellis, each turned so that its dither is positive; see `trellis_symbols`.
+    """Encode along a trellis with dither folded to positive values; see `Kernels.trellis_symbols`.
 
-    Both ends know the salt, which is another for other values: it has 16 bits of their sum.
+    The salt seeds the dither; it has 16 bits of the sum of the values' patterns.
     """
     rows = torch.zeros(len(along), dtype=torch.uint8, device=along.device)
     coding = Coding(rows, basis.classes_on(along.device), ALL_SLICES, 0)
@@ -336,7 +344,7 @@ def _coded(
 
 
 def _values(codes: Tensor, grid: WideGrid, kernels: Kernels) -> Tensor:
-    """What such codes stand for, in steps, float32."""
+    """Return the values of dithered codes in steps, float32."""
     turned = kernels.turn(codes.contiguous(), grid.seed or 0, grid.shifts)
     return kernels.dequantize(turned, None, _scales(1.0, codes.device), grid)
 
@@ -344,7 +352,7 @@ def _values(codes: Tensor, grid: WideGrid, kernels: Kernels) -> Tensor:
 def _contexts(
     basis: Basis, tokens: int, salt: int, device: torch.device, kernels: Kernels
 ) -> Tensor:
-    """Of a frame's codes, uint8 [(1 + tokens) * directions]."""
+    """Return the contexts of a frame's codes, uint8 [(1 + tokens) * directions]."""
     classes = basis.classes_on(device)
     each = classes.expand(tokens, -1).reshape(-1).contiguous()
     own = kernels.slice_contexts(each, salt, ALL_SLICES)
@@ -358,11 +366,11 @@ def _scales(scale: float, device: torch.device) -> Scales:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """The spread of each class of directions, and of what tokens have in common.
+    """Symbol tables: a spread for each class of directions and for the mean over tokens.
 
     Attributes:
-        spreads: int64 [classes and one], numbers of `spread_of`.
-        largest: int64 [classes and one]: no code with a symbol is larger.
+        spreads: int64 [classes + 1]; numbers of `spread_of`.
+        largest: int64 [classes + 1]; largest code that has a symbol.
     """
 
     spreads: Counts
@@ -371,7 +379,7 @@ class _Tables:
 
     @staticmethod
     def of_counts(counts: Counts) -> _Tables:
-        """The likeliest for a histogram, [contexts, 256]."""
+        """Return the maximum-likelihood tables of a histogram [contexts, 256]."""
         by_class = counts[:_CENTRE].reshape(CLASSES, SLICES, SYMBOLS)[:, ::-1]
         centre = np.zeros((1, SLICES + 1, SYMBOLS), np.int64)
         centre[0, UNDITHERED] = counts[_CENTRE]
@@ -381,24 +389,24 @@ class _Tables:
         return _Tables(spreads, sizes.max(1))
 
     def frequencies(self) -> NDArray[np.int32]:
-        """Of all contexts, int32 [contexts, 256]."""
+        """Return the frequencies of all contexts, int32 [contexts, 256]."""
         spreads, largest = (np.repeat(numbers, SLICES) for numbers in (self.spreads, self.largest))
         return frequencies(spreads, _SLICES_OF_CONTEXTS, largest)
 
     def to_bytes(self) -> bytes:
-        """Two bytes each."""
+        """Encode two bytes for each class."""
         return np.stack((self.spreads, self.largest), 1).astype(np.uint8).tobytes()
 
     @staticmethod
     def from_bytes(data: bytes) -> _Tables:
-        """What `to_bytes` wrote.
+        """Decode the bytes of `to_bytes`.
 
         Raises:
-            BadFrame: a number is out of its range.
+            BadFrame: A number is out of its range.
         """
         numbers = np.frombuffer(data, np.uint8).reshape(-1, 2).astype(np.int64)
         if (numbers > (SPREADS - 1, LARGEST_SYMBOL)).any():
-            raise BadFrame("frame: a spread that no encoder writes")
+            raise BadFrame("frame: an invalid spread")
         return _Tables(numbers[:, 0], numbers[:, 1])
 
 

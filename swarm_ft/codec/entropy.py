@@ -1,8 +1,7 @@
-"""Symbols in contexts as bytes: the tables, then each segment's states and words.
+"""Entropy coding of symbols in contexts (interleaved rANS), and headers of entropy-coded frames.
 
-Layout: the number of contexts (a byte), the tables, for more than one segment each segment's
-number of words (4 bytes), then all states (4 bytes each) and all words (2 bytes each),
-little-endian. Nothing follows.
+Layout: number of contexts (one byte), symbol tables, for several segments the number of words of
+each (4 bytes), all states (4 bytes each), all words (2 bytes each); little-endian. Nothing follows.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ from swarm_ft.codec.kernels.base import (
 )
 from swarm_ft.errors import BadFrame
 
-# ---- symbols' frequencies: from counts to a few bytes, and from these to the coder's integers
+# ---- symbol frequencies: counts to a few bytes, and these to the coder's integers
 #
 # A table has 6 bits a symbol: 0 for a symbol that does not occur, else a weight of four steps an
-# octave, (4 + v % 4) << v / 4. An eighth of an octave off costs under 0.01 bits a symbol.
+# octave, (4 + v % 4) << v / 4. An error of an eighth of an octave costs under 0.01 bits a symbol.
 
 SYMBOLS = 256
 _TOTAL = 1 << PROBABILITY_BITS
 WEIGHT_BITS = 6
 _STEPS = 4
 _TOP = 13 * _STEPS
-"""The weight number of the most frequent symbol; 13 octaves below it is less than 1 in 4096."""
+"""Weight number of the most frequent symbol; 13 octaves below it is less than 1 in 4096."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Weights of the symbols of some contexts.
+    """Symbol weights of some contexts.
 
     Attributes:
         weights: uint8 [contexts, 256], each below 64; a row of zeros for an unused context.
@@ -64,16 +63,16 @@ class Tables:
 
     @staticmethod
     def of_counts(counts: NDArray[np.int64]) -> Tables:
-        """The nearest weights for counts of shape [contexts, 256]."""
+        """Return the nearest weights of a histogram [contexts, 256]."""
         largest = counts.max(1, keepdims=True).clip(min=1)
         octaves = np.log2(np.maximum(counts, 1) / largest) * _STEPS + _TOP
         weights = np.rint(octaves).clip(1, _TOP)
         return Tables(np.where(counts > 0, weights, 0).astype(np.uint8))
 
     def frequencies(self) -> NDArray[np.int32]:
-        """Integers that add up to 4096 in each used context, at least 1 for each symbol there.
+        """Return integers that sum to 4096 in each used context, at least 1 for each symbol.
 
-        Whole-number arithmetic throughout: the same on every machine.
+        Integer arithmetic gives the same result on every machine.
         """
         number = self.weights.astype(np.int64)
         weights = np.where(number > 0, (_STEPS + number % _STEPS) << number // _STEPS, 0)
@@ -85,7 +84,7 @@ class Tables:
         return np.where(present.any(1, keepdims=True), shares, 0).astype(np.int32)
 
     def to_bytes(self) -> bytes:
-        """Each context's first and last symbol, then the weights between them, packed."""
+        """Encode the first and last symbol of each context, then the packed weights between."""
         ends, inside = self._ranges(), []
         for weights, (first, last) in zip(self.weights, ends, strict=True):
             inside.append(weights[first : last + 1])
@@ -94,10 +93,10 @@ class Tables:
 
     @staticmethod
     def from_bytes(data: bytes, contexts: int) -> tuple[Tables, int]:
-        """What `to_bytes` wrote at the beginning of `data`, and how many bytes it took.
+        """Decode tables at the start of `data`; return them with their size in bytes.
 
         Raises:
-            BadFrame: it is cut short, or a used context has no symbol.
+            BadFrame: The bytes are too few, or a used context has no symbol.
         """
         ends = np.frombuffer(data[: 2 * contexts].ljust(2 * contexts, b"\0"), np.uint8)
         firsts, lasts = ends.reshape(-1, 2).T.astype(int)
@@ -112,7 +111,7 @@ class Tables:
         ):
             row[first : first + len(part)] = part
         if (weights > _TOP).any() or (~weights.any(1) & (lengths > 0)).any():
-            raise BadFrame("frame: a table of symbols that no encoder writes")
+            raise BadFrame("frame: an invalid symbol table")
         return Tables(weights), size
 
     def _ranges(self) -> list[tuple[int, int]]:
@@ -121,17 +120,16 @@ class Tables:
 
 
 def first_and_last(is_used: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each row of [contexts, 256], the first and the last symbol; 1 and 0 if there is none."""
+    """Return the first and last used symbol of each row [contexts, 256]; 1 and 0 for none."""
     some = is_used.any(1)
     last = SYMBOLS - 1 - is_used[:, ::-1].argmax(1)
     return np.where(some, is_used.argmax(1), 1), np.where(some, last, 0)
 
 
-# ---- what an entropy-coded frame says before its codes: its groups' scales and their contexts
+# ---- the header of an entropy-coded frame: scales and contexts of its groups
 #
-# A group is a token or a channel. It has a level, which halves its scale every LEVELS_AN_OCTAVE,
-# and a class, which says how widely its codes spread, so that rows of few bits share symbol
-# tables.
+# A group is a token or a channel. Its level halves its scale every LEVELS_AN_OCTAVE. Its class is
+# the spread of its codes, so that groups with equal spread share symbol tables.
 
 Numbers = NDArray[np.uint8]
 
@@ -139,7 +137,7 @@ LEVELS_AN_OCTAVE = 2
 MAX_LEVEL = 63
 CLASSES = 8
 MAX_SCALE = 2.0**112
-"""The largest code times it is finite."""
+"""Largest scale; its product with the largest code is finite."""
 _HALF_OCTAVE = 181 / 256  # a bfloat16
 _MAX_LEVEL_BITS = 6
 _MAX_CLASS_BITS = 3
@@ -155,17 +153,17 @@ def _no_numbers() -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class WideHeader:
-    """The head of a payload.
+    """Header of an entropy-coded frame.
 
     Attributes:
-        scale: of level 0; exactly a bfloat16. 0 if all values are.
-        shrink: see `WideGrid`.
-        low_bits: lower bits of every code that are sent as they are, 0 to 8.
-        escapes: codes that are too large for a symbol.
-        row_levels, col_levels: uint8 [tokens], [channels], 0 to 63; empty where all are 0.
-        row_classes, col_classes: uint8 [tokens], [channels], 0 to 7; empty where all are 0.
-        slices: what the coder knows of the dither, see `Kernels.slice_contexts`; 0 is nothing.
-        is_trellis: whether the codes are along a trellis, see `Kernels.trellis_symbols`.
+        scale: Scale of level 0, exactly a bfloat16; 0 if all values are 0.
+        shrink: Shift of reconstruction points to zero, see `WideGrid`.
+        low_bits: Number of lower bits of each code that are sent uncoded, 0 to 8.
+        escapes: Number of codes that are too large for a symbol.
+        row_levels, col_levels: uint8 [tokens], [channels], 0 to 63; empty if all are 0.
+        row_classes, col_classes: uint8 [tokens], [channels], 0 to 7; empty if all are 0.
+        slices: Number of dither slices in the contexts, see `Kernels.slice_contexts`; 0 for none.
+        is_trellis: Whether the codes are trellis-coded, see `Kernels.trellis_symbols`.
     """
 
     scale: float
@@ -180,36 +178,36 @@ class WideHeader:
     is_trellis: bool = False
 
     def scales(self) -> Scales:
-        """Each group's scale; rows and columns without levels have one for all."""
+        """Return the scale of each group; rows or columns without levels share one."""
         rows, cols = _factors(self.row_levels), _factors(self.col_levels)
         return Scales(rows, (cols * self.scale).to(torch.bfloat16).float())
 
     def classes(self, tokens: int, channels: int, device: torch.device = CPU) -> Tensor:
-        """How widely every value spreads, uint8 [tokens * channels]: the sum of its classes."""
+        """Return the spread class of each value, uint8 [tokens * channels]."""
         rows, cols = self.group_classes(tokens, channels, device)
         return (rows[:, None] + cols[None, :]).reshape(-1)
 
     def group_classes(
         self, tokens: int, channels: int, device: torch.device = CPU
     ) -> tuple[Tensor, Tensor]:
-        """`all_classes` on a device."""
+        """Return `all_classes` on a device."""
         rows, cols = map(torch.from_numpy, self.all_classes(tokens, channels))
         return to_device(rows, device), to_device(cols, device)
 
     def all_classes(self, tokens: int, channels: int) -> tuple[Numbers, Numbers]:
-        """The classes of all tokens and of all channels, uint8 [tokens], [channels]."""
+        """Return the classes of all tokens and of all channels, uint8 [tokens], [channels]."""
         groups = (self.row_classes, tokens), (self.col_classes, channels)
         rows, cols = (n if len(n) else np.zeros(count, np.uint8) for n, count in groups)
         return rows, cols
 
     @property
     def num_contexts(self) -> int:
-        """One more than the largest context: a slice of a sum of classes."""
+        """Number of contexts: one for each sum of classes and slice of the dither."""
         classes = 1 + sum(int(n.max()) for n in (self.row_classes, self.col_classes) if len(n))
         return classes << max(0, self.slices - 1)
 
     def to_bytes(self) -> bytes:
-        """Ten bytes, then the groups' numbers, packed in as many bits as the largest needs."""
+        """Encode ten fixed bytes, then the groups' numbers, packed in the fewest bits."""
         parts, widths = self._parts(), self._widths()
         four = sum(width << 4 * place for place, width in enumerate(widths))
         low = self.low_bits | self.slices << 4 | self.is_trellis << 7
@@ -218,10 +216,10 @@ class WideHeader:
 
     @staticmethod
     def from_bytes(data: bytes, tokens: int, channels: int) -> tuple[WideHeader, int]:
-        """What `to_bytes` wrote at the beginning of `data`, and how many bytes it took.
+        """Decode a header at the start of `data`; return it with its size in bytes.
 
         Raises:
-            BadFrame: it is cut short, or a number is out of its range.
+            BadFrame: The bytes are too few, or a number is out of its range.
         """
         if len(data) < _FIXED.size:
             raise BadFrame(f"frame: expected {_FIXED.size} bytes of header, got {len(data)}")
@@ -230,9 +228,9 @@ class WideHeader:
         scale = of_bfloat16(pattern)
         widths = [four >> 4 * place & 15 for place in range(4)]
         if shrink > 15 or low_bits > 8 or slices > SLICES or escapes > tokens * channels:
-            raise BadFrame("frame: a header that no encoder writes")
+            raise BadFrame("frame: an invalid header")
         if is_trellis and (not slices or low_bits or not scale):
-            raise BadFrame("frame: a header that no encoder writes")
+            raise BadFrame("frame: an invalid header")
         if max(widths[:2]) > _MAX_LEVEL_BITS or max(widths[2:]) > _MAX_CLASS_BITS:
             raise BadFrame(f"frame: levels and classes of {widths} bits")
         lengths = [tokens, channels, tokens, channels]
@@ -253,7 +251,7 @@ class WideHeader:
 
     @property
     def size_bytes(self) -> int:
-        """Of `to_bytes`."""
+        """Size of `to_bytes`."""
         parts = zip(self._parts(), self._widths(), strict=True)
         return _FIXED.size + sum(packed_bytes(len(numbers), width) for numbers, width in parts)
 
@@ -273,13 +271,13 @@ class WideHeader:
 
 
 def max_header_bytes(tokens: int, channels: int) -> int:
-    """No header for that shape is larger."""
+    """Return an upper bound of a header's size for this shape."""
     width = _MAX_LEVEL_BITS + _MAX_CLASS_BITS
     return _FIXED.size + sum(width * packed_bytes(count, 1) for count in (tokens, channels))
 
 
 def _factors(levels: Numbers) -> Tensor:
-    """The scale of each level over that of level 0: float32 [groups], or [1]."""
+    """Return the scale of each level relative to level 0: float32 [groups], or [1]."""
     return _FACTORS[_or_zeros(levels).int()]
 
 
@@ -298,18 +296,21 @@ def _unpack(data: bytes, count: int, bits: int) -> Numbers:
 MAX_CONTEXTS = (2 * CLASSES - 1) << SLICES - 1
 _MAX_LANES = 32
 _SYMBOLS_A_LANE = 2048
-"""A lane costs two bytes beyond what it codes: a thousandth of a stream of 8-bit symbols."""
+"""Symbols of a lane, which costs two bytes: a thousandth of a stream of 8-bit symbols."""
 _LOSS_BITS = 0.004
-"""A symbol: what rounded frequencies cost over the entropy, as measured."""
+"""Cost of rounded frequencies over the entropy, in bits a symbol, as measured."""
 
 
 def write_symbols(
     symbols: Tensor, contexts: Tensor, counts: NDArray[np.int64], kernels: Kernels
 ) -> bytes:
-    """`symbols`, uint8 [n], in `contexts`, uint8 [n], with their tables.
+    """Encode `symbols`, uint8 [n], in `contexts`, uint8 [n], with their tables.
 
     Args:
-        counts: int64 [contexts, 256], their histogram.
+        symbols: Symbols to encode.
+        contexts: Context of each symbol.
+        counts: Histogram, int64 [contexts, 256].
+        kernels: Backend of the arithmetic.
     """
     tables = Tables.of_counts(counts)
     stream = write_stream(symbols, contexts, tables.frequencies(), kernels)
@@ -319,7 +320,7 @@ def write_symbols(
 def write_stream(
     symbols: Tensor, contexts: Tensor, frequencies: NDArray[np.int32], kernels: Kernels
 ) -> bytes:
-    """`symbols`, uint8 [n], in `contexts`, uint8 [n], by frequencies that the reader has."""
+    """Encode `symbols`, uint8 [n], in `contexts`, uint8 [n], with known frequencies."""
     by = to_device(torch.from_numpy(frequencies), symbols.device)
     coded = kernels.encode_symbols(symbols, contexts, by, lanes_for(len(symbols)))
     counts, states, words = to_host(coded.counts, coded.states, coded.words)
@@ -328,19 +329,22 @@ def write_stream(
 
 
 def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels, flip: int = 0) -> Tensor:
-    """The symbols of `contexts` that `data` holds, uint8 [n], on the contexts' device.
+    """Decode the symbols of `contexts`, uint8 [n], on the contexts' device.
 
     Args:
-        flip: see `Kernels.decode_symbols`.
+        data: Bytes of `write_symbols`.
+        contexts: Context of each symbol.
+        kernels: Backend of the arithmetic.
+        flip: See `Kernels.decode_symbols`.
 
     Raises:
-        BadFrame: it was not written by `write_symbols` for these contexts.
+        BadFrame: The bytes are invalid for these contexts.
     """
     if not data or not 1 <= data[0] <= MAX_CONTEXTS:
         raise BadFrame("frame: expected as many tables as there are contexts")
     tables, size = Tables.from_bytes(data[1:], data[0])
     unused = [k for k, weights in enumerate(tables.weights) if not weights.any()]
-    # Looked at together: a GPU is waited for once.
+    # One transfer for all of them synchronises with a GPU only once.
     looked_at = contexts.max(), *((contexts == k).any() for k in unused if not flip)
     largest, *are_used = torch.stack([x.int() for x in looked_at]).tolist()
     if largest | flip >= len(tables.weights):
@@ -348,7 +352,7 @@ def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels, flip: int = 0)
     if any(are_used):
         raise BadFrame("frame: a context of values has no table")
     frequencies = tables.frequencies()
-    if flip:  # Which contexts there are, only the symbols tell: none of them may have no table.
+    if flip:  # The contexts depend on the symbols, so each context needs a table.
         frequencies[unused, SYMBOL_ZERO] = _TOTAL
     return read_stream(data[1 + size :], contexts, frequencies, kernels, flip)
 
@@ -360,10 +364,10 @@ def read_stream(
     kernels: Kernels,
     flip: int = 0,
 ) -> Tensor:
-    """As `read_symbols`, of what `write_stream` wrote by these frequencies.
+    """Decode the symbols of `write_stream` with known frequencies; see `read_symbols`.
 
     Raises:
-        BadFrame: it was not written for these contexts and frequencies.
+        BadFrame: The bytes are invalid for these contexts and frequencies.
     """
     coded, device = _read_coded(data, len(contexts)), contexts.device
     parts = coded.states, coded.counts, coded.words
@@ -376,7 +380,7 @@ def read_stream(
 
 
 def stream_bytes(counts: NDArray[np.int64]) -> float:
-    """What `write_symbols` takes for symbols with these counts, to a few bytes."""
+    """Return the size of `write_symbols` for symbols with these counts, to a few bytes."""
     frequencies = Tables.of_counts(counts).frequencies()
     used = counts > 0
     coded_bits = counts[used] @ (PROBABILITY_BITS - np.log2(frequencies[used]))
@@ -386,24 +390,26 @@ def stream_bytes(counts: NDArray[np.int64]) -> float:
 
 
 def estimated_stream_bytes(counts: NDArray[np.int64], share: float) -> float:
-    """The same from the entropy alone, in a tenth of the time, to half a percent.
+    """Estimate the size of `write_symbols` from the entropy, ten times as fast.
+
+    The estimate is within half a percent.
 
     Args:
-        counts: int64 [contexts, 256].
-        share: the counts are of so much of the symbols.
+        counts: Histogram, int64 [contexts, 256].
+        share: Share of all symbols that the histogram counts.
     """
     from swarm_ft.codec.kernels import cpu_plan  # compilers take seconds
 
     count = int(counts.sum())
     bits, hidden_bits, places, once = cpu_plan.entropy(counts)
-    # Each of n symbols is a new one as often as one was seen once (Good 1953, with Turing).
+    # The share of unseen symbols is estimated by that of symbols seen once (Good 1953).
     places += round(once * math.log(1 / share))
     coded_bits = bits + (1 - share) * hidden_bits + _LOSS_BITS * count
     return _fixed_bytes(len(counts), places, round(count / share)) + coded_bits / share / 8
 
 
 def _fixed_bytes(contexts: int, places: int, count: int) -> float:
-    """Of tables with so many places from first symbols to last ones, and of states."""
+    """Return the bytes of tables with so many places, and of the states."""
     tables = 2 * contexts + packed_bytes(places, WEIGHT_BITS)
     lanes, segments = lanes_for(count), len(segment_lengths(count))
     # Of a state's four bytes about one carries symbols.
@@ -411,14 +417,14 @@ def _fixed_bytes(contexts: int, places: int, count: int) -> float:
 
 
 def max_stream_bytes(count: int) -> int:
-    """No stream of `count` symbols is larger."""
+    """Return an upper bound of the size of a stream of `count` symbols."""
     segments = len(segment_lengths(count))
     tables = 1 + MAX_CONTEXTS * (2 + 192) + 8
     return tables + segments * (4 + 4 * _MAX_LANES) + 2 * count
 
 
 def lanes_for(count: int) -> int:
-    """Interleaved states for that many symbols: more are faster, fewer are smaller."""
+    """Return the number of interleaved states: more are faster, fewer are smaller."""
     return min(_MAX_LANES, 1 << max(0, count // _SYMBOLS_A_LANE).bit_length() >> 1 or 1)
 
 

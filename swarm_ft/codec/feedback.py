@@ -1,4 +1,4 @@
-"""What a codec lost goes into the next frame: residuals at the sender, or a base at both ends."""
+"""Error feedback: residuals at the sender, or a base at both ends."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec, Feedback
 
 _TINY_SQUARE = 1e-300
 
-# ---- the change against a base, by any codec that builds on nothing: `aqtopK`, `q4t+ef21`
+# ---- the change against a base, coded by any direct codec: `aqtopK`, `q4t+ef21`
 #
-# Knows a base as a tensor; where it is kept, and whether the other end has it, is others' work.
+# The base is a tensor argument; the caller stores it and makes both ends agree.
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaCodec(Codec):
-    """m + C(a - m) for a value a, a base m and a codec C.
+    """Codec m + C(a - m) of a value a with a base m and an inner codec C.
 
-    AQ-SGD for activations (arXiv 2206.01299, algorithm 1); for gradients the same sum is EF21
-    (arXiv 2106.05203). The error is C's relative to the change alone, so it shrinks from visit
-    to visit as training settles.
+    For activations this is AQ-SGD (arXiv 2206.01299, algorithm 1), for gradients EF21 (arXiv
+    2106.05203). The error is relative to the change alone, so it shrinks from visit to visit as
+    training settles.
 
     Attributes:
-        inner: C. Its spec is its own: without the delta or the feedback that `spec` names.
+        inner: Codec C. Its spec is that of this codec without the delta or the feedback.
     """
 
     inner: Codec
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`; the delta's."""
+        """Return the bound of the inner codec, which codes the change."""
         return self.inner.max_payload_bytes(tokens, channels)
 
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
@@ -63,69 +63,69 @@ def _sum_of(base: Tensor | None, delta: Tensor) -> Tensor:
     return delta if base is None else base + delta
 
 
-# ---- what is used is not what is kept
+# ---- the stored base differs from the decoded value
 #
-# Dither in few bits is noise of the size of what it codes, and larger. What a stage computes on has
-# to have all of that, or it would lack something in the mean; what the next gradient is told from
-# had better be the nearest guess, in which what was coded counts as little as it is sure.
+# Dither at low rates is noise as large as the signal. A stage has to compute on the decoded value,
+# which is unbiased. The prediction of the next gradient is better from the estimate with the least
+# squared error, which shrinks the coded part by its reliability.
 
 
-def best_guess(spec: CodecSpec, rest: bytes, told: Tensor, value: Tensor) -> Tensor:
-    """What is to be kept of a value of which `told` was said, and the rest coded.
+def best_guess(spec: CodecSpec, rest: bytes, exact: Tensor, value: Tensor) -> Tensor:
+    """Return the value to store when one part is exact and the residual was coded with noise.
 
     Args:
-        spec: of the codec of the rest, which builds on nothing.
-        rest: its payload.
-        told: float32 [tokens, channels].
-        value: so too, and on the same device; the sum of both.
+        spec: Spec of the residual's codec, a direct one.
+        rest: Payload of the residual.
+        exact: Exact part, float32 [tokens, channels].
+        value: Sum of both parts, of the same shape and on the same device.
 
     Returns:
-        Between the two, elementwise; two products and a sum, each rounded once.
+        A weighted mean of the two, elementwise; two products and a sum, each rounded once.
     """
     if not (spec.dither and spec.entropy and spec.name is CodecName.Q):
         return value
-    sure = _sure_parts(8 * len(rest) / value.numel()) / _PARTS
-    return told * (1 - sure) + value * sure
+    weight = _reliability(8 * len(rest) / value.numel()) / _PARTS
+    return exact * (1 - weight) + value * weight
 
 
 _PARTS = 16
 
 
-def _sure_parts(bits: float) -> int:
-    """Of what was coded in so many bits a value, in sixteenths: the share nearest to what it is of.
+def _reliability(bits: float) -> int:
+    """Return the reliability of a residual coded at this rate, in sixteenths.
 
-    That is s / (s + e) for energy s and noise e. The curve is within 0.02 of what the study's
-    gradients have at 0.4 to 1.5 bits.
+    The reliability is s / (s + e) for signal energy s and noise energy e (Wiener). The curve is
+    within 0.02 of measured gradients at 0.4 to 1.5 bits a value.
     """
     return round(_PARTS * bits * bits / (bits * bits + 0.46))
 
 
-# ---- what a share of the last gradient does not tell: `q1+z+last`
+# ---- linear prediction from the last gradient: `q1+z+last`
 #
-# A sample's gradient has much of its last one's direction, since most of it is what the sample's
-# targets say; its size falls as they are learned, token by token. Of the last one the receiver has
-# what was sent, without most of its noise, and the share that tells most is smaller for the rest.
+# A sample's gradient has much of the direction of its last one, because it depends mostly on the
+# sample's targets. Its size falls as they are learned, token by token. The receiver has a denoised
+# version of the last gradient, and the remaining noise makes the best gain smaller.
 
 SHARE_BITS = 3
 _SHARES = 4
-"""Of a base that make the whole; a share of up to seven of them is told in SHARE_BITS."""
+"""Parts of a base that make the whole; SHARE_BITS code a share of up to seven parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareCodec(Codec):
-    """s m + C(g - s m) for a gradient g, a base m, a codec C, and a share s of every token.
+    """Predictive codec s m + C(g - s m) of a gradient g with a base m and a gain s for each token.
 
-    EF21 (arXiv 2106.05203) is this with shares of 1. Layout: the shares in quarters, packed in 3
-    bits, and the payload of C.
+    EF21 (arXiv 2106.05203) is the case s = 1. Layout: the gains in quarters, packed in 3 bits each,
+    and the payload of C.
 
     Attributes:
-        inner: C. Its spec is its own: without the feedback that `spec` names.
+        inner: Codec C. Its spec is that of this codec without the feedback.
     """
 
     inner: Codec
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
+        """Return an upper bound of the payload's size."""
         shares = packed_bytes(tokens, SHARE_BITS)
         return shares + self.inner.max_payload_bytes(tokens, channels)
 
@@ -147,18 +147,18 @@ class ShareCodec(Codec):
         return check_finite(left if base is None else _share_of(base, shares.to(device)) + left)
 
     def kept(self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.kept`: what was told, and as much of the rest as is sure."""
+        """Return the prediction plus the residual shrunk by its reliability; see `Codec.kept`."""
         base = torch.zeros_like(value) if base is None else base.to(value.device)
         shares, rest = _read_shares(encoded)
-        told = _share_of(base, shares.to(value.device))
-        return best_guess(self.inner.spec, rest, told, value)
+        exact = _share_of(base, shares.to(value.device))
+        return best_guess(self.inner.spec, rest, exact, value)
 
 
 def _read_shares(encoded: EncodedTensor) -> tuple[Tensor, bytes]:
-    """The shares, uint8 [tokens], and the payload behind them.
+    """Decode the gains, uint8 [tokens], and return them with the remaining payload.
 
     Raises:
-        BadFrame: it has an end before.
+        BadFrame: The payload is too short.
     """
     size = packed_bytes(encoded.tokens, SHARE_BITS)
     if len(encoded.payload) < size:
@@ -168,48 +168,47 @@ def _read_shares(encoded: EncodedTensor) -> tuple[Tensor, bytes]:
 
 
 def _nearest_shares(x: Tensor, base: Tensor) -> Tensor:
-    """Of each token how many quarters of the base leave least of x: uint8 [tokens], 0 to 7."""
+    """Return the least-squares gain of each token in quarters, uint8 [tokens], 0 to 7."""
     x, base = x.double(), base.double()
     best = (x * base).sum(1) / base.square().sum(1).clamp(min=_TINY_SQUARE)
     return (best * _SHARES).round().clamp(0, (1 << SHARE_BITS) - 1).to(torch.uint8)
 
 
 def _share_of(base: Tensor, shares: Tensor) -> Tensor:
-    """One rounding of each product, so that both ends have the same."""
+    """Return the base times the gains; each product is rounded once, so that both ends agree."""
     return base * (shares.float() / _SHARES)[:, None]
 
 
-# ---- error feedback at the sender: what a codec lost of a gradient goes into the sample's next one
+# ---- error feedback at the sender: the error of a gradient is added to the sample's next one
 #
-# Knows residuals as tensors, passed in and out; which sample's they are, and for how long they
-# are kept, is the caller's to know. The receiver has no part in it and decodes as ever. `+ef21`
-# is not here: it sends the change against a base, as `DeltaCodec` does.
+# Residuals are arguments and results; the caller stores them by sample. The receiver decodes as
+# without feedback. `+ef21` sends the change against a base and is a `DeltaCodec` instead.
 
 
 def encode_with_feedback(
     codec: Codec, x: Tensor, residual: Tensor | None
 ) -> tuple[EncodedTensor, Tensor]:
-    """Encode one sample with the error that its earlier messages made.
+    """Encode one sample with the error of its earlier messages (error feedback).
 
-    With a message c that decodes to d, the new residual is x + residual - d, so what was sent and
-    the last residual add up to all inputs, but for rounding. `+ef` sends c(x + residual);
-    `+efmix` half of its entries for x and half for the residual (arXiv 2401.07788, section 2).
-    The code published with that paper keeps one residual of a batch's shape, so a sample gets the
-    error of whichever sample had its place in the batch before. Here a call is about one sample:
-    keep residuals by sample, and drop them when the sample's messages are lost.
+    For a message c with the decoded value d, the new residual is x + residual - d. All messages and
+    the last residual therefore sum to all inputs, except for rounding. `+ef` sends c(x + residual).
+    `+efmix` takes half of its entries from x and half from the residual (arXiv 2401.07788, section
+    2). The published code of that paper keeps one residual of a batch's shape, so samples receive
+    errors of other samples. Here each call concerns one sample: store residuals by sample, and drop
+    them when messages of the sample are lost.
 
     Args:
-        codec: builds on nothing; its spec says which feedback. `+efmix` needs `topK`, with or
-            without a lossless stage around it.
-        x: float32 [tokens, channels], the gradient, on any device.
-        residual: float32 of x's shape, from this sample's last call; None for zeros.
+        codec: Direct codec with a feedback in its spec. `+efmix` needs `topK`, with or without a
+            lossless stage.
+        x: Gradient, float32 [tokens, channels], on any device.
+        residual: Residual of the sample's last call, float32 of x's shape; None for zeros.
 
     Returns:
         The message, and the new residual: float32 of x's shape, on x's device.
 
     Raises:
-        BadFrame: x or residual is of another shape or type.
-        NonFinite: x, the residual or their sum holds an infinity or NaN.
+        BadFrame: x or residual has a wrong shape or type.
+        NonFinite: x, the residual or their sum has an infinity or NaN.
     """
     x = checked_sample(x)
     residual = _checked_residual(residual, x)
@@ -223,11 +222,11 @@ def encode_with_feedback(
 
 
 def _mixed(x: Tensor, residual: Tensor, total: Tensor, count: int) -> Tensor:
-    """What `topK` of `count` entries is to send: a tensor with no more than these.
+    """Return a tensor with the entries that `topK` of `count` entries sends.
 
-    The larger half of `count` for the largest entries of x, the other half for the residual's;
-    where both are at one place, their sum. Entries that are left (halves that share places, a
-    residual of zeros) are the largest others of x + residual.
+    The larger half of `count` is for the largest entries of x, the other half for those of the
+    residual; an entry chosen twice gets the sum. Remaining entries (overlapping halves, a residual
+    of zeros) are the largest others of x + residual.
     """
     message = torch.zeros(x.numel(), device=x.device)
     _add_largest(message, x, count - count // 2)

@@ -1,7 +1,8 @@
-"""A codec as a compression of hivemind's: for its averagers, experts and whatever takes one.
+"""A codec as a compression of hivemind, for its averagers, experts and other users.
 
-hivemind tells by a number in each message who reads it, and knows only its own six. Where both
-ends are yours, `read_as` has this process read one of these numbers by our codec; all must do so.
+hivemind selects the decoder by a number in each message and knows only its own six. If you run both
+ends, `read_as` makes this process decode one of these numbers with our codec; all processes must
+call it.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
 ROW_VALUES = 1024
-"""Of a tensor that is read as rows: codecs scale by row, and pieces of averagers have no shape."""
+"""Values of a row; codecs scale by row, and hivemind's averagers send flat pieces."""
 
 
 class CodecCompression(CompressionBase):  # type: ignore[misc] # hivemind has no types
-    """Tensors by a codec that builds on nothing: q8, q4+z, hq4, top10, fp16, ...
+    """hivemind compression by a direct codec: q8, q4+z, hq4, top10, fp16, ...
 
     Args:
-        codec: as `--bw` takes it (docs/codecs.md), without feedback.
-        number: of hivemind's, that messages carry.
+        codec: Codec as in `--bw` (docs/codecs.md), without feedback.
+        number: hivemind's number of the compression, which messages carry.
 
     Raises:
-        BadCodec: there is no such codec, or it keeps something between messages.
+        BadCodec: The codec does not exist, or has state between messages.
     """
 
     def __init__(
@@ -36,17 +37,17 @@ class CodecCompression(CompressionBase):  # type: ignore[misc] # hivemind has no
     ) -> None:
         spec = parse_codec_spec(codec, Direction.BACKWARD)
         if spec.is_delta or spec.has_residual:
-            raise BadCodec(f"codec {codec}: expected one that keeps nothing between messages")
+            raise BadCodec(f"codec {codec}: expected one without state between messages")
         self._codec = from_spec(spec)
         self.compression_type = number
 
     def compress(
         self, tensor: Tensor, info: CompressionInfo, allow_inplace: bool = False
     ) -> runtime_pb2.Tensor:
-        """A message that holds the tensor.
+        """Return a message with the tensor.
 
         Raises:
-            NonFinite: it holds an infinity or NaN.
+            NonFinite: The tensor has an infinity or NaN.
         """
         del info, allow_inplace
         return runtime_pb2.Tensor(
@@ -58,10 +59,11 @@ class CodecCompression(CompressionBase):  # type: ignore[misc] # hivemind has no
         )
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> Tensor:
-        """The tensor of a message.
+        """Return the tensor of a message.
 
         Raises:
-            BadFrame, MalformedMessage: it is not by this codec, or not of its own shape.
+            BadFrame, MalformedMessage: The message has another codec, or another size than its
+                shape.
         """
         shape = torch.Size(serialized_tensor.size)
         dtype = getattr(torch, serialized_tensor.dtype, None)
@@ -76,7 +78,7 @@ class CodecCompression(CompressionBase):  # type: ignore[misc] # hivemind has no
         return flat[: shape.numel()].reshape(shape).to(dtype)
 
     def estimate_compression_ratio(self, info: CompressionInfo) -> float:
-        """Bytes of a message to those of the tensor, at most."""
+        """Return an upper bound of the ratio of compressed to original bytes."""
         rows, channels = _rows(info.descriptor.numel())
         largest = self._codec.max_payload_bytes(rows, channels)
         return largest / int(info.descriptor.numel() * info.descriptor.dtype.itemsize)
@@ -89,7 +91,7 @@ class CodecCompression(CompressionBase):  # type: ignore[misc] # hivemind has no
 
 
 def read_as(compression: CodecCompression) -> None:
-    """Have hivemind read, in this process, messages with this one's number by it."""
+    """Register the compression: hivemind then decodes messages with its number by it."""
     name = runtime_pb2.CompressionType.Name(compression.compression_type)
     serialization._BASE_COMPRESSION_TYPES[name] = compression  # noqa: SLF001 - it has no other door
 

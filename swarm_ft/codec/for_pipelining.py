@@ -1,16 +1,17 @@
-"""Boundaries of `torch.distributed.pipelining` that send frames of a codec instead of tensors.
+"""Boundaries for `torch.distributed.pipelining` that send frames of a codec instead of tensors.
 
-That runtime sends what a stage's module returns, and its gradient, as tensors of one shape. So the
-module below a boundary ends in a `SendEnd`, which turns activations into the bytes of their
-frames, held in a float32 tensor [samples, words], and the one above begins with the `ReceiveEnd` of
-the same settings; gradients come back in the same shape. The runtime copies these tensors and never
-computes with them. Frames of one size are what saves: codecs without `+z` (aq4, q4, fp16, ...).
+That runtime sends the output of a stage's module, and its gradient, as tensors of one shape. The
+module below a boundary therefore ends with a `SendEnd`, which turns activations into the bytes of
+their frames, stored in a float32 tensor [samples, words]. The module above begins with a
+`ReceiveEnd` with the same settings; gradients return in the same shape. The runtime copies these
+tensors and never computes with them. Only codecs with frames of one size save bytes: those without
+`+z` (aq4, q4, fp16, ...).
 
     stage 0:  hidden = layers(tokens);  return send_end(hidden, sample_ids)
     stage 1:  hidden = receive_end(words, sample_ids);  ...
 
-Tell the stages their shapes, with `example`: to find them out itself the runtime runs modules on
-memory that holds anything, which is no frame.
+Pass shapes to the stages with `example`: to infer them the runtime would run modules on
+uninitialised memory, which holds no valid frame.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _WORD_BYTES = 4
 
 
 class _BoundaryEnd(nn.Module):
-    """What both ends know.
+    """Base of both ends of a boundary.
 
     Args:
-        tokens: of each sample.
-        channels: of each token.
-        forward_codec: codec of activations, as `--fw` takes it.
-        backward_codec: codec of gradients, as `--bw` takes it.
-        key_codec: codec of a sample's first activation.
+        tokens: Tokens of each sample.
+        channels: Channels of each token.
+        forward_codec: Codec of activations, as in `--fw`.
+        backward_codec: Codec of gradients, as in `--bw`.
+        key_codec: Codec of a sample's first activation.
 
     Raises:
-        BadCodec: there is no such codec, or it makes no sense where it stands.
+        BadCodec: A codec does not exist or cannot be used in its direction.
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class _BoundaryEnd(nn.Module):
     _sends = Direction.FORWARD
 
     def example(self, samples: int) -> Tensor:
-        """A tensor of the shape that passes, for `PipelineStage(input_args=, output_args=)`."""
+        """Return a tensor of the shape to pass to `PipelineStage(input_args=, output_args=)`."""
         return torch.zeros(samples, self.words, requires_grad=True)
 
     def to_words(self, x: Tensor, sample_ids: Sequence[int]) -> Tensor:
-        """Frames of a batch, float32 [samples, words], on its device."""
+        """Return the frames of a batch, float32 [samples, words], on its device."""
         if x.shape[1:] != (self.tokens, self.channels):
             expected = f"[samples, {self.tokens}, {self.channels}]"
             raise BadFrame(f"x: expected {expected}, got {list(x.shape)}")
@@ -78,12 +79,12 @@ class _BoundaryEnd(nn.Module):
         for row, frame in zip(
             rows.view(torch.uint8), self.encoder.encode(x, sample_ids), strict=True
         ):
-            told = len(frame).to_bytes(_WORD_BYTES, "little") + frame
-            row[: len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+            data = len(frame).to_bytes(_WORD_BYTES, "little") + frame
+            row[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return rows.to(x.device)
 
     def from_words(self, words: Tensor, sample_ids: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The batch whose frames these are, [samples, tokens, channels]."""
+        """Decode frames to a batch [samples, tokens, channels]."""
         frames = []
         for row in words.detach().cpu().contiguous().view(torch.uint8):
             data = row.numpy().tobytes()
@@ -96,16 +97,16 @@ class _BoundaryEnd(nn.Module):
 
 
 class SendEnd(_BoundaryEnd):
-    """The end below a boundary: activations go, gradients come."""
+    """End below a boundary: sends activations, receives gradients."""
 
     def forward(self, x: Tensor, sample_ids: Tensor | Sequence[int]) -> Tensor:
-        """What the stage's module is to return for `x`, [samples, tokens, channels]."""
+        """Return the module's output for `x`, [samples, tokens, channels]."""
         sent: Tensor = _Sent.apply(x, self, _ids(sample_ids))  # type: ignore[no-untyped-call]
         return sent
 
 
 class ReceiveEnd(_BoundaryEnd):
-    """The end above a boundary: activations come, gradients go."""
+    """End above a boundary: receives activations, sends gradients."""
 
     _sends = Direction.BACKWARD
 
@@ -115,15 +116,15 @@ class ReceiveEnd(_BoundaryEnd):
         sample_ids: Tensor | Sequence[int],
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """The activations [samples, tokens, channels] that the stage's module was given."""
+        """Return the activations [samples, tokens, channels] of the module's input."""
         x: Tensor = _Received.apply(  # type: ignore[no-untyped-call]
             words, self, _ids(sample_ids), dtype
         )
         return x
 
 
-def _ids(given: Tensor | Sequence[int]) -> list[int]:
-    return [int(one) for one in given]
+def _ids(sample_ids: Tensor | Sequence[int]) -> list[int]:
+    return [int(sample) for sample in sample_ids]
 
 
 class _Sent(torch.autograd.Function):

@@ -1,11 +1,10 @@
-"""Pieces of a flat gradient to encoded tensors and back, with error feedback.
+"""Compression of gradients between replicas: pieces of a flat gradient, with error feedback.
 
-A piece is seen as rows of 128 values, so that each row has its own scale; the last one is filled up
-with its own values over again, which leave its scale as it is. Both the members that send their
-values and the one that sends the sum feed their errors back: the end-to-end scheme of AQ-SGD
-(arXiv 2206.01299), here of gradients. Its published code keeps residuals and scales in halves, so
-that values of 1e-8 are never sent; here both have the range of float32. Pure: residuals are passed
-in and out.
+A piece is viewed as rows of 128 values with one scale each. The last row is filled with repetitions
+of its own values, which leave its scale unchanged. Members that send gradients and the one that
+sends the sum both feed their errors back: the end-to-end scheme of AQ-SGD (arXiv 2206.01299), here
+for gradients. Its published code stores residuals and scales as float16 and never sends values of
+1e-8; here both have the range of float32. Pure: residuals are arguments and results.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
 
 @dataclass(frozen=True, slots=True)
 class EncodedPiece:
-    """What `encode` made.
+    """Result of `PieceCodec.encode`.
 
     Attributes:
-        tensor: goes to the other side.
-        values: float32 [n], what it decodes to there.
-        residual: float32 [n], what it lacks; to be added to the next values of this piece. None
-            if the codec loses nothing.
+        tensor: Encoded values for the receiver.
+        values: Decoded values, float32 [n].
+        residual: Error to add to the next values of this piece, float32 [n]; None for an exact
+            codec.
     """
 
     tensor: EncodedTensor
@@ -39,25 +38,25 @@ class EncodedPiece:
 
 
 class PieceCodec:
-    """The codec of a run's gradient pieces."""
+    """Codec of a run's gradient pieces."""
 
     def __init__(self, spec: CodecSpec) -> None:
         self._codec = from_spec(spec)
 
     @property
     def is_exact(self) -> bool:
-        """Whether it loses nothing, so that there are no residuals."""
+        """Whether the codec is lossless, so that there are no residuals."""
         return self._codec.spec.name is CodecName.NONE
 
     def encode(self, values: Tensor, residual: Tensor | None = None) -> EncodedPiece:
-        """Encode values with the error that this piece's last encoding made.
+        """Encode values plus the error of this piece's last encoding.
 
         Args:
-            values: float32 [n] on the CPU, n from 1 to a piece's; not written to.
-            residual: float32 [n], or None for zeros.
+            values: float32 [n] on the CPU, at most one piece; not modified.
+            residual: float32 [n]; None for zeros.
 
         Raises:
-            NonFinite: values or residual hold an infinity or NaN.
+            NonFinite: values or residual has an infinity or NaN.
         """
         total = values if residual is None else values + residual
         if self.is_exact:
@@ -67,10 +66,10 @@ class PieceCodec:
         return EncodedPiece(tensor, decoded, total - decoded)
 
     def decode(self, tensor: EncodedTensor, num_values: int) -> Tensor:
-        """The values of a piece, float32 [n]; finite whatever the bytes.
+        """Return the values of a piece, float32 [n]; finite for any bytes.
 
         Raises:
-            BadFrame: not what this codec writes of so many values.
+            BadFrame: The tensor is not a valid piece of this many values.
         """
         rows = _num_rows(num_values)
         if (tensor.tokens, tensor.channels) != (rows, ROW_VALUES):
@@ -79,10 +78,10 @@ class PieceCodec:
         return self._codec.decode(tensor).reshape(-1)[:num_values]
 
     def check(self, tensor: EncodedTensor) -> None:
-        """Whether a tensor can be a piece, from its header and size; its payload is not read.
+        """Check from header and size that a tensor can be a piece; its payload is not read.
 
         Raises:
-            BadFrame: another codec, more values than a piece has, or more bytes than they take.
+            BadFrame: The tensor has another codec, too many values, or too many bytes.
         """
         spec = self._codec.spec
         if tensor.codec != spec:
@@ -100,7 +99,7 @@ def _num_rows(num_values: int) -> int:
 
 
 def _rows(values: Tensor) -> Tensor:
-    """Values [n] as [rows, 128]; a view where the last row is full."""
+    """Return values [n] as rows [rows, 128]; a view if the last row is full."""
     count = len(values) % ROW_VALUES
     if count:
         tail = values[-count:].repeat(-(-ROW_VALUES // count))[count:ROW_VALUES]

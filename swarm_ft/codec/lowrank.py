@@ -1,7 +1,7 @@
-"""The codec `lowrankR`: a sample as R outer products, and its strongest channels. Knows no buffers.
+"""The codec `lowrankR`: a sample as R outer products and its strongest channels. Uses no buffers.
 
-Payload of one sample of T tokens and C channels, m of them outliers, rank r = min(R, T, C - m);
-its size follows from T, C and R alone, all numbers little-endian:
+Payload of one sample of T tokens and C channels, m of them outliers, rank r = min(R, T, C - m). Its
+size depends on T, C and R alone; all numbers are little-endian:
 
     uint16 [m]              outlier channels, rising
     bfloat16 [m], [r]       scales of the outliers, of the products
@@ -9,8 +9,8 @@ its size follows from T, C and R alone, all numbers little-endian:
     int8 [r, T], [r, C - m] codes of the left and of the right factors
 
 An outlier is code * scale. Any other value is the sum of left * right * scale over the products,
-added in their order. Codes lie in -127 .. 127, so each product has at most 14 + 8 bits and is
-exact in float32: every addition has one rounding, fused or not.
+added in their order. Codes lie in -127 .. 127, so each product has at most 14 + 8 bits and is exact
+in float32: every addition rounds once, fused or not.
 """
 
 from __future__ import annotations
@@ -41,36 +41,34 @@ from swarm_ft.protocol.spec.codec_spec import CodecSpec
 _LEVELS = 127
 _CHANNELS_PER_OUTLIER = 64
 _MIN_CHANNELS = 8
-"""A sample of fewer channels has no outliers."""
+"""Minimum number of channels of a sample with outliers."""
 _MIN_SCALE = 2.0**-126
-"""The smallest normal scale; it serves channels and products of zeros. No scale is zero."""
+"""Smallest scale, the smallest normal float32; channels and products of zeros use it too."""
 _MAX_OUTLIER_SCALE = 2.0**120
-"""127 times it is finite."""
+"""Largest scale of an outlier; 127 times it is finite."""
 _MAX_SHIFT = 126
-"""2^126 and 2^-126 are both normal in float32."""
+"""Largest shift; 2^126 and 2^-126 are both normal in float32."""
 _OVERSAMPLING = 8
 _SEED = 2401
 _FIT_TOLERANCE = 1e-3
-"""Directions of a factor that are weaker than this, squared and relative, are not fitted: columns
-of 8 bits that are nearly alike would get large values that cancel, and whose roundings do not.
-"""
+"""Relative squared strength below which a factor's directions are not fitted. Nearly equal columns
+of 8 bits would get large values that cancel, while their roundings do not."""
 _ROWS = 256
-"""Tokens decoded at a time, so that their sums stay in cache."""
+"""Tokens that are decoded at a time, so that their sums stay in the cache."""
 
 
 class LowRankCodec(Codec):
-    """`lowrankR`: the best R outer products of what is left without the strongest channels.
+    """Low-rank codec: the best R outer products of a sample without its strongest channels.
 
-    A sample should be long and wide beside R, or the factors outweigh it. After the left codes are
-    chosen the right ones are fitted to them, so rounding the left ones costs little. A sample with
-    values beyond 2^110 may come back with its largest values cut. Computes on the CPU where it
-    decodes.
+    A sample should be long and wide compared with R, or the factors outweigh it. The right factors
+    are fitted to the rounded left ones, so rounding these costs little. A sample with values beyond
+    2^110 may have its largest values clipped. Decodes on the CPU.
     """
 
     has_one_size = True
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
+        """Return the size of every payload of this shape."""
         return sum(_layout_of(self.spec, tokens, channels).part_bytes)
 
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
@@ -111,7 +109,7 @@ class LowRankCodec(Codec):
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What follows from a spec and a shape."""
+    """Sizes that follow from a spec and a shape."""
 
     tokens: int
     channels: int
@@ -124,12 +122,12 @@ class _Layout:
 
     @property
     def max_scale(self) -> float:
-        """A power of two; `rank` products of such scales add up to a finite sum."""
+        """Largest scale of a product, a power of two; `rank` such products have a finite sum."""
         return 2.0 ** (113 - (self.rank - 1).bit_length())
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
-        """Of outlier channels, their scales, the products' scales, and the three kinds of codes."""
+        """Bytes of outlier channels, their scales, the products' scales, and three codes."""
         m, rank = self.outliers, self.rank
         return (2 * m, 2 * m, 2 * rank, self.tokens * m, rank * self.tokens, rank * self.others)
 
@@ -141,26 +139,27 @@ def _layout_of(spec: CodecSpec, tokens: int, channels: int) -> _Layout:
 
 
 def _shift_of(peak: float) -> int:
-    """The n for which 2^-n brings `peak` near 1; squares and scales then stay in range."""
+    """Return the n for which 2^-n brings `peak` near 1; squares and scales then stay in range."""
     return max(-_MAX_SHIFT, min(_MAX_SHIFT, math.frexp(peak)[1]))
 
 
 def _strongest(x: Tensor, count: int) -> Tensor:
-    """The channels of most energy: int64 [count], rising."""
+    """Return the channels of most energy: int64 [count], rising."""
     return x.square().sum(0).topk(count).indices.sort().values
 
 
 def _without(channels: Tensor, count: int) -> Tensor:
-    """0 .. count - 1 without `channels`."""
-    kept = torch.ones(count, dtype=torch.bool, device=channels.device)
-    kept[channels] = False
-    return kept.nonzero().view(-1)
+    """Return 0 .. count - 1 without `channels`."""
+    remains = torch.ones(count, dtype=torch.bool, device=channels.device)
+    remains[channels] = False
+    return remains.nonzero().view(-1)
 
 
 def _factorise(x: Tensor, layout: _Layout, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Left codes [tokens, rank], right codes [channels, rank] and scales [rank] for x * 2^-shift.
+    """Return left codes [tokens, rank], right codes [channels, rank] and scales [rank].
 
-    The second fit of each side works as one more power iteration does, and costs less.
+    The product is x * 2^-shift. The second fit of each side works like another power iteration, at
+    less cost.
     """
     left = _full_range(_leading(x, layout.rank))
     right = _full_range(_fit(x.T, left))
@@ -171,10 +170,10 @@ def _factorise(x: Tensor, layout: _Layout, shift: int) -> tuple[Tensor, Tensor, 
 
 
 def _leading(x: Tensor, rank: int) -> Tensor:
-    """Nearly the first left singular vectors of x: [tokens, rank].
+    """Return approximately the first left singular vectors of x: [tokens, rank].
 
-    A randomised range finder with one power iteration and a few directions to spare (Halko,
-    Martinsson, Tropp, arXiv 0909.4061, algorithm 4.4).
+    A randomised range finder with one power iteration and oversampling (Halko, Martinsson, Tropp,
+    arXiv 0909.4061, algorithm 4.4).
     """
     width = min(rank + _OVERSAMPLING, *x.shape)
     generator = torch.Generator().manual_seed(_SEED)
@@ -188,22 +187,22 @@ def _leading(x: Tensor, rank: int) -> Tensor:
 
 
 def _fit(x: Tensor, factor: Tensor) -> Tensor:
-    """The y [a, rank] for which y @ factor.T comes nearest to x [a, b]; factor is [b, rank]."""
+    """Return the y [a, rank] that minimises the error of y @ factor.T for x [a, b]."""
     gram = factor.double().T @ factor.double()
     inverse: Tensor = torch.linalg.pinv(gram, rtol=_FIT_TOLERANCE, hermitian=True)
     return x @ (factor.double() @ inverse).float()
 
 
 def _full_range(factor: Tensor) -> Tensor:
-    """Codes of each column that reach from its largest magnitude down; zeros for zeros."""
+    """Return codes of each column scaled to its largest magnitude; zeros for zeros."""
     peaks = factor.abs().amax(0).clamp_min(_MIN_SCALE)
     return (factor / peaks * _LEVELS).round()
 
 
 def _scales_for(values: Tensor, limit: float, shift: int) -> Tensor:
-    """Scales that cover each column of values * 2^shift, as float32 [columns] * 2^-shift.
+    """Return scales for each column of values * 2^shift, as float32 [columns] * 2^-shift.
 
-    Exactly bfloat16s, and in range after the shift.
+    They are exactly bfloat16s, and in range after the shift.
     """
     low = _MIN_SCALE * 2.0 ** max(0, -shift)
     high = min(limit * 2.0**-shift, 2.0**127)
@@ -216,7 +215,7 @@ def _round(values: Tensor, scales: Tensor) -> Tensor:
 
 
 def _sum_of_products(left: Tensor, right: Tensor, scales: Tensor) -> Tensor:
-    """The sum of left[r] x right[r] * scales[r], r rising: float32 [tokens, channels]."""
+    """Return the sum of left[r] x right[r] * scales[r], r rising: float32 [tokens, channels]."""
     total = torch.zeros(left.shape[1], right.shape[1])
     right = right * scales[:, None]  # exact, and so is its product with a code
     for start in range(0, len(total), _ROWS):

@@ -1,4 +1,4 @@
-"""Fixed-width quantisers: `qB` and `aqB`, codes of B bits; `hqB`, the same of rotated tiles."""
+"""Fixed-width scalar quantisers: `qB` and `aqB` with codes of B bits; `hqB` on rotated tiles."""
 
 from __future__ import annotations
 
@@ -32,83 +32,83 @@ Floats = NDArray[np.float32]
 
 # ---- the codec `hqB`: tiles of a token's channels, rotated so that outliers spread over the tile
 #
-# Payload of one sample: that of `qB`, with a scale a tile, of the rotated values.
+# The payload of one sample is that of `qB` for the rotated values, with one scale for each tile.
 
 TILE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class HadamardCodec(Codec):
-    """Hadamard-rotated tiles, as in TAH-Quant (arXiv 2506.01352), and no buffer.
+    """Quantiser of Hadamard-rotated tiles, as in TAH-Quant (arXiv 2506.01352), without a buffer.
 
-    A tile is 64 channels of one token, fewer in a narrower model; the last one of a token is
-    filled up with zeros.
+    A tile is 64 channels of one token, fewer in a narrower model; the last tile of a token is
+    padded with zeros.
 
     Attributes:
-        inner: a direct codec, for [tiles, channels of a tile].
-        kernels: the backend; by default the one for the tensor's device.
+        inner: Direct codec of [tiles, channels of a tile].
+        kernels: Backend of the arithmetic; None for that of the tensor's device.
     """
 
     inner: Codec
     kernels: Kernels | None = None
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
+        """Return an upper bound of the payload's size."""
         tile, tiles = _tiling(tokens, channels)
         return self.inner.max_payload_bytes(tiles, tile)
 
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         checked_peak(peak_of(x))
         tile, _ = _tiling(*x.shape)
-        # Divided first: so no sum of a tile can overflow.
+        # The division comes first, so that no sum of a tile overflows.
         padded = torch.nn.functional.pad(x, (0, -x.shape[1] % tile)) / tile
         kernels = self.kernels or kernels_for(x.device.type)
         rotated = kernels.hadamard(padded, tile).reshape(-1, tile)
         inner = self.inner.write(rotated)
-        return Payload(inner.data, lambda: self._turned_back(inner.value(), *x.shape))
+        return Payload(inner.data, lambda: self._rotated_back(inner.value(), *x.shape))
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         tokens, channels = encoded.tokens, encoded.channels
         tile, tiles = _tiling(tokens, channels)
         inner = EncodedTensor(self.inner.spec, tiles, tile, encoded.payload)
         return check_finite(
-            self._turned_back(self.inner.decode(inner, device=device), tokens, channels)
+            self._rotated_back(self.inner.decode(inner, device=device), tokens, channels)
         )
 
-    def _turned_back(self, rotated: Tensor, tokens: int, channels: int) -> Tensor:
+    def _rotated_back(self, rotated: Tensor, tokens: int, channels: int) -> Tensor:
         kernels = self.kernels or kernels_for(rotated.device.type)
         x = kernels.hadamard(rotated.view(tokens, -1), rotated.shape[1])
         return x[:, :channels].contiguous()
 
 
 def _tiling(tokens: int, channels: int) -> tuple[int, int]:
-    """Channels of a tile, and the number of tiles."""
+    """Return the channels of a tile and the number of tiles."""
     tile = min(TILE, 1 << (channels - 1).bit_length())
     return tile, tokens * -(-channels // tile)
 
 
 # ---- the codecs `qB` and `aqB`: B-bit codes of values, or of their change against a buffer
 #
-# Payload of one sample: the scales of the axis, then the codes, packed.
+# The payload of one sample has the scales of the axis, then the packed codes.
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowCodec(Codec):
-    """Q of AQ-SGD (arXiv 2206.01299), of x or, with a base, of x - base (its algorithm 1).
+    """Quantiser Q of AQ-SGD (arXiv 2206.01299), of x or, with a base, of x - base (algorithm 1).
 
-    Without the faults of its published code: scales belong to one sample, not to a microbatch, and
-    have the range of float32 and no epsilon; the grid is symmetric and uses all 2^B codes; up to 6
-    bits its scale is the one with the least squared error, not the one that covers all.
+    It differs from the published code: scales belong to one sample, not to a microbatch, have the
+    range of float32 and no epsilon; the grid is symmetric and uses all 2^B codes; up to 6 bits the
+    scale minimises the squared error instead of covering all values.
 
     Attributes:
-        kernels: the backend; by default the one for the tensor's device.
+        kernels: Backend of the arithmetic; None for that of the tensor's device.
     """
 
     kernels: Kernels | None = None
     has_one_size = True
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
+        """Return the size of every payload of this shape."""
         codes = packed_bytes(tokens * channels, self.spec.bits)
         return self._header_bytes(tokens, channels) + codes
 
@@ -126,7 +126,7 @@ class NarrowCodec(Codec):
         )
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
-        """Base + units * scale, with the one rounding of the sum."""
+        """Return base + units * scale, where only the sum is rounded."""
         shape = encoded.tokens, encoded.channels
         kernels = self.kernels or kernels_for(device.type)
         header_bytes = self._header_bytes(*shape)
@@ -140,11 +140,11 @@ class NarrowCodec(Codec):
         return _SCALE_BYTES * sum(_scales_for(self.spec.axis, tokens, channels))
 
     def _grid(self, header: bytes = b"") -> NarrowGrid:
-        # Both ends have the scales, so a seed made of them needs no room on the wire.
+        # Both ends have the scales, so a seed derived from them costs no bytes.
         return NarrowGrid(self.spec.bits, zlib.crc32(header) if self.spec.dither else None)
 
 
-# ---- which scale each group of values gets, and its two bytes
+# ---- choice of each group's scale, and its two bytes
 #
 # A scale is a bfloat16: 0 for a group of zeros, negative for a grid with zero on it, see
 # `NarrowGrid`.
@@ -152,37 +152,38 @@ class NarrowCodec(Codec):
 _SCALE_BYTES = 2
 _MAX_FLOAT = torch.finfo(torch.float32).max
 _FIT_BITS = 6
-"""With more bits, clipping gains nothing over covering the largest value."""
+"""Largest number of bits at which clipping has a smaller error than covering the largest value."""
 _MULTIPLES = (1.0, 0.87, 0.75, 0.65, 0.56, 0.48, 0.41, 0.35, 0.29, 0.23, 0.18)
-"""Of the covering scale. At few bits a finer grid that clips beats one that covers all."""
+"""Candidate scales relative to the covering one. At few bits a finer grid that clips is better."""
 _FINE_MULTIPLES = (0.14, 0.11, 0.08, 0.06, 0.04, 0.025)
-"""Where the best scale follows the spread alone, however far values reach: at one and two bits,
-and for a whole frame, whose largest value is far from most."""
+"""Further candidates where the best scale depends on the spread alone: at one and two bits, and for
+a whole frame, whose largest value is far from most."""
 _ZERO_MULTIPLES = (-1.25, -1.0, -0.75, -0.55, -0.4)
-"""Grids with zero on them, for groups that are mostly zeros or have rare large values."""
+"""Candidates with zero on the grid, for groups that are mostly zeros or have rare large values."""
 _MULTIPLES_OF_MORE = {
     4: (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, -1.25, -1.0, -0.8),
     5: (1.0, 0.93, 0.86, 0.78, 0.7, 0.6, 0.45, -1.25, -1.0, -0.85),
     6: (1.0, 0.97, 0.93, 0.85, 0.7, -1.05, -1.0, -0.97),
 }
-"""The more bits, the nearer is the best scale to the covering one, and the finer is the choice."""
+"""Candidates by number of bits; with more bits the best scale is nearer to the covering one, and
+candidates are denser."""
 _SPREAD_VALUES, _SPREAD_TOKENS = 256, 512
 _LINE = 32
-"""Channels that are taken together: memory gives no fewer, and loops of few values are slow."""
+"""Channels that are read together: memory delivers no fewer, and loops over few values are slow."""
 _FIT_VALUES = 128
-"""Of each group: enough to tell good scales from bad ones, few enough to cost no time."""
+"""Sampled values of each group: enough to rank scales, and cheap."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Of what is to be coded, where it lies: what the choice of a group's scale rests on.
+    """Statistics of groups of values on their device, for the choice of scales.
 
     Attributes:
-        sample: float32 [values, groups], some of each group's values.
-        peaks: float32 [groups], the largest magnitude of all of its values.
-        count: of all values of a group.
-        rows: float32 [tokens], by which tokens are divided first; None where by nothing.
-        row_peaks: float32 [tokens], of what is to be coded.
+        sample: Sampled values of each group, float32 [values, groups].
+        peaks: Largest magnitude of all values of a group, float32 [groups].
+        count: Number of all values of a group.
+        rows: Divisors of tokens, float32 [tokens]; None for none.
+        row_peaks: Largest magnitude of each token, float32 [tokens].
     """
 
     sample: Tensor
@@ -193,17 +194,19 @@ class _Groups:
 
 
 def _choose_scales(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels) -> Scales:
-    """Scales with little squared error for narrow grids over x, or x - base; on the CPU.
+    """Return scales with little squared error for x, or x - base; on the CPU.
 
-    The device does what takes many values; what is chosen of that, the host does. So a GPU is
-    waited for once, twice where tokens have spreads of their own.
+    The device reduces the values, and the host chooses from the results. A GPU is synchronised
+    once, or twice if tokens have divisors of their own.
 
     Args:
         x: float32 [tokens, channels].
-        spec: of 1 to 8 bits, with its axis.
+        base: Buffer of the same shape; None for a direct codec.
+        spec: Spec with 1 to 8 bits and an axis.
+        kernels: Backend of the arithmetic.
 
     Raises:
-        NonFinite: x, or x - base, is not.
+        NonFinite: x, or x - base, has an infinity or NaN.
     """
     groups = _groups(x, base, spec, kernels)
     looks = [groups.row_peaks, groups.peaks]
@@ -240,12 +243,12 @@ def _groups(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels) -
 
 
 def _inverse_spreads(x: Tensor, base: Tensor | None, spec: CodecSpec) -> Tensor:
-    """One over each channel's spread once tokens are brought to one, float32 [channels], CPU.
+    """Return the inverse spread of each channel with balanced tokens, float32 [channels], CPU.
 
-    Otherwise one token that sticks out would be all that a channel's spread tells of. Channels
-    and tokens are brought to one spread in turn, so that neither hides the other; over some of the
-    tokens, which tell as much as all do. Where a grid may clip, only some channels count, others
-    are 0: a token's rare large values are to be clipped, not to widen its scale.
+    One outlying token would otherwise determine a channel's spread. Channels and tokens are
+    normalised in turn, over a sample of the tokens. If a grid may clip, only some channels count
+    and the others get 0: rare large values of a token should be clipped instead of widening its
+    scale.
     """
     from swarm_ft.codec.kernels import cpu_plan  # compilers take seconds
 
@@ -265,30 +268,30 @@ def _inverse_spreads(x: Tensor, base: Tensor | None, spec: CodecSpec) -> Tensor:
 
 
 def _some_lines(x: Tensor, across: int) -> Tensor:
-    """One in `across` lines of the last dimension, [..., lines, values of a line]: a view."""
+    """Return one in `across` lines of the last dimension as a view [..., lines, values a line]."""
     line = _LINE if across > 1 else x.shape[-1]
     return x.unfold(-1, line, line * across)
 
 
 def _scales_for(axis: Axis, tokens: int, channels: int) -> tuple[int, int]:
-    """How many scales there are by token and by channel."""
+    """Return the number of scales by token and by channel."""
     rows = tokens if axis in (Axis.TOKEN, Axis.BOTH) else 0
     cols = {Axis.CHANNEL: channels, Axis.BOTH: channels, Axis.FRAME: 1}.get(axis, 0)
     return rows, cols
 
 
 def _written_scales(scales: Scales, axis: Axis) -> bytes:
-    """The scales that the axis has, by token and then by channel, each exactly a bfloat16."""
+    """Encode the scales of the axis, by token and then by channel, each exactly a bfloat16."""
     rows, cols = _scales_for(axis, len(scales.rows), len(scales.cols))
     written = np.concatenate((scales.rows.numpy()[:rows], scales.cols.numpy()[:cols]))
     return (written.view(np.uint32) >> 16).astype("<u2").tobytes()
 
 
 def read_scales(payload: bytes, axis: Axis, tokens: int, channels: int) -> Scales:
-    """The scales that a payload begins with, on the CPU.
+    """Decode the scales at the start of a payload, on the CPU.
 
     Raises:
-        BadFrame: a scale that is infinite, NaN, or neither zero nor of at least MIN_SCALE.
+        BadFrame: A scale is infinite, NaN, or neither zero nor at least MIN_SCALE.
     """
     rows, cols = _scales_for(axis, tokens, channels)
     scales = read_bfloat16(payload[: _SCALE_BYTES * (rows + cols)])
@@ -301,26 +304,28 @@ def read_scales(payload: bytes, axis: Axis, tokens: int, channels: int) -> Scale
 
 
 def _reach(spec: CodecSpec) -> float:
-    """From zero to the last code, in scales."""
+    """Return the distance from zero to the last code, in scales."""
     return ((1 << spec.bits) - 1) / 2
 
 
 def _covering(peaks: Tensor, spec: CodecSpec) -> Tensor:
-    """The scales that cover all values."""
+    """Return the scales that cover all values."""
     return (peaks / _reach(spec)).clamp(min=MIN_SCALE)
 
 
 def _fitted(peaks: Floats, spec: CodecSpec, errors: Floats | None, share: float) -> Floats:
-    """The scale of each group: of `_multiples` of the covering one, the one that errs least.
+    """Return the scale of each group: the multiple of the covering one with the least error.
 
     Args:
-        errors: [multiples, groups], of a sample; None: the values are to be covered.
-        share: the sample is such a share of the values.
+        peaks: Largest magnitude of each group.
+        spec: Spec with bits and axis.
+        errors: Squared errors of the sample, [multiples, groups]; None to cover all values.
+        share: Share of the values that are in the sample.
     """
     from swarm_ft.codec.kernels import cpu_plan  # compilers take seconds
 
     reach = _reach(spec)
-    # Only values that are never clipped have an error that is not theirs.
+    # With dither the error is independent of the value only if no value is clipped.
     covered = max(reach - 0.5, 0.5) if spec.dither else reach
     scales: Floats = np.maximum(peaks / np.float32(covered), np.float32(MIN_SCALE))
     if errors is not None:
@@ -333,7 +338,7 @@ def _fitted(peaks: Floats, spec: CodecSpec, errors: Floats | None, share: float)
 
 @functools.cache
 def _multiples(bits: int, axis: Axis | None) -> Tensor:
-    """Of the covering scale, to choose from."""
+    """Return the candidate scales relative to the covering one."""
     if axis is not Axis.FRAME and bits in _MULTIPLES_OF_MORE:
         return torch.tensor(_MULTIPLES_OF_MORE[bits])
     is_far_reaching = bits <= 2 or axis is Axis.FRAME
@@ -343,9 +348,9 @@ def _multiples(bits: int, axis: Axis | None) -> Tensor:
 
 @functools.cache
 def _clipped_peaks(bits: int, axis: Axis | None) -> Floats:
-    """Squared errors of a group's largest value, in squared covering scales, by multiple.
+    """Return the squared clipping error of a group's largest value, in squared covering scales.
 
-    It is seldom in the sample, and clipping it is what a finer grid costs.
+    The sample seldom has that value, so its error is added as a penalty.
     """
     multiples, reach = _multiples(bits, axis).numpy(), ((1 << bits) - 1) / 2
     ends = np.where(multiples < 0, reach - 0.5, reach) * np.abs(multiples)
@@ -354,7 +359,7 @@ def _clipped_peaks(bits: int, axis: Axis | None) -> Floats:
 
 
 def _largest_scale(reach: float) -> np.float32:
-    """The largest bfloat16 that so many of are finite."""
+    """Return the largest bfloat16 whose product with `reach` is finite."""
     return np.float32((np.float32(_MAX_FLOAT / reach).view(np.int32) & -(1 << 16)).view(np.float32))
 
 
@@ -369,5 +374,5 @@ def _some_columns(x: Tensor, base: Tensor | None) -> Tensor:
 
 
 def _every(count: int) -> int:
-    """Every how many of a group's values are in its sample."""
+    """Return the sampling stride within a group."""
     return max(1, count // _FIT_VALUES)

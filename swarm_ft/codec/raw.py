@@ -1,6 +1,6 @@
-"""The codecs that keep every value: float32 as it is, and halves under one exponent a sample.
+"""Codecs without quantisation: float32 unchanged, bfloat16, and float16 with one exponent a sample.
 
-Knows nothing of buffers, though a buffer's stored form is a half payload.
+Buffers of 16 bits are stored as float16 payloads of this module.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 _HEADER_BYTES = 2
 _PEAK_BITS = 15
-"""A sample's largest half lies in [2^14, 2^15): as high as halves go, and room to round up."""
+"""Exponent of the largest half: it lies in [2^14, 2^15), which leaves room to round up."""
 _MAX_HALF = 32752.0
-"""The largest half below 2^15."""
+"""Largest half below 2^15."""
 _MAX_BFLOAT16 = torch.finfo(torch.bfloat16).max
 _MIN_NORMAL, _MAX_NORMAL = -126, 127
 """Exponents of powers of two that are normal float32."""
 _MAX_EXPONENT = 128 - _PEAK_BITS
-"""Of the largest float32; with it, even the largest half decodes to a finite value."""
+"""Exponent of the largest float32; with it the largest half still decodes to a finite value."""
 _MIN_EXPONENT = -148 - _PEAK_BITS
-"""Of the smallest float32, the denormal 2^-149."""
+"""Exponent of the smallest float32, the denormal 2^-149."""
 
 
 class Float32Codec(Codec):
-    """`none`: little-endian float32, in C order; the payload holds x's own bits."""
+    """The codec `none`: little-endian float32 in C order, with x's own bits."""
 
     has_one_size = True
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
+        """Return the size of every payload of this shape."""
         return 4 * tokens * channels
 
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
@@ -59,15 +59,15 @@ class Float32Codec(Codec):
 
 
 class BFloat16Codec(Codec):
-    """`bf16`: little-endian bfloat16, in C order; float32's range, 8 bits of mantissa.
+    """The codec `bf16`: little-endian bfloat16 in C order, with 8 bits of mantissa.
 
-    Rounds to nearest even, and never up to infinity.
+    Rounds to nearest, ties to even, and never up to infinity.
     """
 
     has_one_size = True
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
+        """Return the size of every payload of this shape."""
         return 2 * tokens * channels
 
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
@@ -80,25 +80,25 @@ class BFloat16Codec(Codec):
 
 
 class HalfCodec(Codec):
-    """`fp16`: a power-of-two exponent (int16), then little-endian halves, in C order.
+    """The codec `fp16`: a power-of-two exponent (int16), then little-endian halves in C order.
 
-    Halves are x * 2^-exponent, rounded to nearest even, with the exponent that brings the
-    sample's largest one into [2^14, 2^15); so no magnitude overflows or vanishes. Relative error
-    is at most 2^-11, or 2^-39 of the sample's largest value where that is more. A function of x's
-    values alone, and what it wrote reads back as values that it writes the same again. Refuses an
-    exponent that is not the one of the halves.
+    Halves are x * 2^-exponent, rounded to nearest even. The exponent brings the sample's largest
+    one into [2^14, 2^15), so no magnitude overflows or vanishes. The relative error is at most
+    2^-11, or 2^-39 of the sample's largest value where that is more. The payload depends on x's
+    values alone, and encoding the decoded values gives the same payload. An exponent that does not
+    match the halves is refused.
     """
 
     has_one_size = True
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
+        """Return the size of every payload of this shape."""
         return _HEADER_BYTES + 2 * tokens * channels
 
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         exponent = min(_exponent(checked_peak(peak_of(x))), _MAX_EXPONENT)
         scaled = times_power(x, -exponent)
-        if exponent == _MAX_EXPONENT:  # with any other the largest half fits by itself
+        if exponent == _MAX_EXPONENT:  # with any other exponent the largest half fits
             scaled.clamp_(-_MAX_HALF, _MAX_HALF)
         header = exponent.to_bytes(_HEADER_BYTES, "little", signed=True)
         (halves,) = to_host(scaled.to(torch.float16))
@@ -113,9 +113,9 @@ class HalfCodec(Codec):
 
 
 def _exponent(peak: float) -> int:
-    """The e for which `peak`, once rounded to a half's 11 bits, lies in [2^14, 2^15) * 2^e.
+    """Return the e for which `peak`, rounded to 11 bits, lies in [2^14, 2^15) * 2^e.
 
-    Rounding first makes it the exponent of what is stored too: storing twice changes nothing.
+    The rounding comes first, so that the decoded values have the same exponent.
     """
     mantissa, exponent = math.frexp(peak)  # peak = mantissa * 2^exponent, mantissa in [0.5, 1)
     rounds_up = mantissa >= 1 - 2.0**-12
@@ -135,10 +135,10 @@ def _check_normalised(halves: Tensor, exponent: int) -> None:
 
 
 def times_power(x: Tensor, exponent: int, out: Tensor | None = None) -> Tensor:
-    """`x` * 2^exponent, also where that power is no float32; into `out`, if given."""
+    """Return `x` * 2^exponent, also if that power is not a float32; written to `out`, if given."""
     if _MIN_NORMAL <= exponent <= _MAX_NORMAL:
         return torch.mul(x, 2.0**exponent, out=out)
-    # In two factors, as 2^163 is no float32. Between normal values both products are exact; what
-    # underflows on its way to a half is far below the smallest half and would be 0 there anyway.
+    # 2^163 is not a float32, so there are two factors. Between normal values both products are
+    # exact. Values that underflow on the way to a half are far below the smallest half.
     first = exponent // 2
     return torch.mul(x, 2.0**first, out=out).mul_(2.0 ** (exponent - first))

@@ -1,10 +1,10 @@
-"""Symbol tables that follow from a spread: what dithered codes of values of that spread are like.
+"""Symbol tables derived from a spread: the distribution of dithered codes with that spread.
 
-With subtractive dither u a code q stands for values between q + u - 1/2 and q + u + 1/2, so how
-often it occurs depends on u, which both ends know: coded without it, a narrow direction takes bits
-for nothing. Values are taken to be Student's t with eight degrees of freedom: a little wider in the
-tails than normal, as directions of activations are, and its distribution function needs a root and
-no more. So tables are the same numbers on every machine (IEEE 754 arithmetic in a fixed order).
+With subtractive dither u a code q stands for values between q + u - 1/2 and q + u + 1/2. Its
+frequency depends on u, which both ends know; ignoring u would waste bits on narrow directions. The
+model is Student's t with eight degrees of freedom: slightly heavier tails than normal, as
+directions of activations have, and a distribution function that needs only a root. The tables are
+therefore the same on every machine (IEEE 754 arithmetic in a fixed order).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from swarm_ft.codec.entropy import SYMBOLS
 from swarm_ft.codec.kernels.base import PROBABILITY_BITS, SYMBOL_ZERO, TRELLIS_ERRORS
 
 SLICES = 8
-"""Of the dither's magnitude: it has 16 values, which mirror each other."""
+"""Number of magnitudes of the dither, which has 16 values symmetric around zero."""
 UNDITHERED = SLICES
-"""The slice of codes without dither."""
+"""Slice of codes without dither."""
 SPREADS = 48
 _QUARTERS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 _LEAST_OCTAVE = -3
@@ -30,7 +30,7 @@ _ERRORS = tuple(
     for first in ((2 * k - 7) / 8 for k in range(8))
     for second in ((2 * k - 3) / 4 for k in range(4))
 )
-"""What a trellis errs by beside up to a quarter of a scale to either side."""
+"""Errors that the trellis adds, besides up to a quarter of a scale to either side."""
 _WEIGHT_BITS = 24
 _TOTAL = 1 << PROBABILITY_BITS
 
@@ -39,20 +39,20 @@ Floats = NDArray[np.float64]
 
 
 def spread_of(number: int) -> float:
-    """In steps: a quarter of an octave each, from an eighth of a step on."""
+    """Return a spread in steps: quarters of an octave, from an eighth of a step on."""
     return math.ldexp(_QUARTERS[number % 4], _LEAST_OCTAVE + number // 4)
 
 
 def frequencies(spreads: Ints, slices: Ints, largest: Ints) -> NDArray[np.int32]:
-    """Integers that add up to 4096 in each context, at least 1 for each symbol there.
+    """Return integers that sum to 4096 in each context, at least 1 for each occurring symbol.
 
     Args:
-        spreads: int64 [contexts], numbers of `spread_of`.
-        slices: int64 [contexts], of the dither.
-        largest: int64 [contexts], of the codes that occur, 0 to 127.
+        spreads: int64 [contexts]; numbers of `spread_of`.
+        slices: int64 [contexts]; slices of the dither.
+        largest: int64 [contexts]; largest occurring code, 0 to 127.
 
     Returns:
-        int32 [contexts, 256], by symbols: code + 128.
+        int32 [contexts, 256] by symbol (code + 128).
     """
     weights = _weights()[spreads, slices]
     present = np.abs(np.arange(SYMBOLS) - SYMBOL_ZERO) <= largest[:, None]
@@ -65,10 +65,10 @@ def frequencies(spreads: Ints, slices: Ints, largest: Ints) -> NDArray[np.int32]
 
 
 def nearest_spreads(counts: Ints) -> Ints:
-    """The likeliest spread of each class.
+    """Return the maximum-likelihood spread of each class.
 
     Args:
-        counts: int64 [classes, slices, 256]; a class may have any of the slices.
+        counts: int64 [classes, slices, 256]; a class may lack some slices.
     """
     bits = _bits()[:, : counts.shape[1]]
     cost = np.tensordot(counts.astype(np.float64), bits, axes=((1, 2), (1, 2)))
@@ -78,7 +78,7 @@ def nearest_spreads(counts: Ints) -> Ints:
 
 @functools.cache
 def _weights() -> Ints:
-    """int64 [spreads, slices and one, 256]: probabilities times 2^24, cut."""
+    """Return int64 [spreads, slices + 1, 256]: probabilities times 2^24, rounded down."""
     codes = np.arange(SYMBOLS, dtype=np.float64) - SYMBOL_ZERO
     shifts = np.array([(2 * piece + 1) / 32 for piece in range(SLICES)])
     middles = codes[None, :] + shifts[:, None]
@@ -93,20 +93,20 @@ def _weights() -> Ints:
 
 @functools.cache
 def _bits() -> Floats:
-    """What a symbol takes, about; for encoders."""
+    """Return the approximate bits of each symbol; for encoders."""
     weights = np.maximum(_weights(), 1 << _WEIGHT_BITS - PROBABILITY_BITS).astype(np.float64)
     total: Floats = np.log2(weights.sum(-1, keepdims=True)) - np.log2(weights)
     return total
 
 
 def _share(middles: Floats, reach: float, spread: float) -> Floats:
-    """The share of values of that spread no farther than `reach` from the middles."""
+    """Return the probability of values within `reach` of the middles."""
     found: Floats = _below((middles + reach) / spread) - _below((middles - reach) / spread)
     return found
 
 
 def _below(z: Floats) -> Floats:
-    """The share of Student's t with 8 degrees of freedom, scaled to a spread of 1, below z."""
+    """Return the distribution function of Student's t with 8 degrees of freedom and spread 1."""
     t = z * math.sqrt(4 / 3)
     squares = t * t
     cosine = 8.0 / (8.0 + squares)

@@ -1,14 +1,14 @@
-"""Buffers in their stored form: what both ends of a boundary keep of a sample, byte for byte.
+"""Stored form of buffers, byte for byte the same at both ends of a boundary.
 
-Of 16 bits a value: the payload of `fp16`. Of 8 or 4: whole multiples of a scale, a channel's times
-that of a block of 32 channels of one token. A channel's scale is its values' geometric mean, so one
-that is always large does not hide its neighbours in a block, and a token that is large in one
-channel (a massive activation, arXiv 2402.17762) costs precision only there and then. Blocks follow
+With 16 bits a value it is the payload of `fp16`. With 8 or 4 bits values are multiples of a
+channel's scale times that of a block of 32 channels of one token. A channel's scale is the
+geometric mean of its values, so a channel that is always large does not hide its neighbours in a
+block. A massive activation (arXiv 2402.17762) costs precision only in its own block. Blocks follow
 the OCP microscaling formats, whose scales are powers of two.
 
-Layout of 8 and 4 bits, little-endian: exponent int16, pattern of the largest block's scale uint16,
-patterns of channels' scales uint16 each, of blocks' scales uint8 each (below the largest by 255
-less the number; 0: a block of zeros), codes in planes. Patterns: see `kernels.base`.
+Layout with 8 and 4 bits, little-endian: exponent int16; pattern of the largest block's scale
+uint16; patterns of channels' scales, uint16 each; of blocks' scales, uint8 each (relative to the
+largest, which is 255; 0 is a block of zeros); codes in planes. See `kernels.base` for patterns.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
 _HALVES = HalfCodec(CodecSpec(CodecName.FP16, 1600))
 _HEAD = struct.Struct("<hH")
 _OCTAVES = 40
-"""Peaks within so many powers of two of 1 are stored as they are, others with an exponent; and a
-channel's scale is at most so many below the peak. So nothing on the way over- or underflows."""
+"""Range of peaks around 1, in powers of two, that need no exponent, and largest distance of a
+channel's scale below the peak; nothing then over- or underflows."""
 _PEAK = ONE - 8 * _OCTAVES, ONE + 8 * _OCTAVES
 _EXPONENTS = -149, 127
-"""Of the smallest and the largest float32."""
+"""Exponents of the smallest and the largest float32."""
 _MAX_FLOAT = torch.finfo(torch.float32).max
 _MOST_BELOW = 255
-"""Patterns from the largest block's scale to the least one that is kept, 2^-31 of it."""
+"""Number of patterns from the largest block's scale to the smallest stored one, 2^-31 of it."""
 
 
 def buffer_bytes(tokens: int, channels: int, bits: int) -> int:
-    """The size of every buffer of that shape, in its stored form."""
+    """Return the size of every stored buffer of this shape."""
     if bits == 16:
         return _HALVES.max_payload_bytes(tokens, channels)
     scales = 2 * channels + tokens * block_count(channels)
@@ -51,20 +51,20 @@ def buffer_bytes(tokens: int, channels: int, bits: int) -> int:
 
 
 def pack_buffer(y: Tensor, bits: int = 16) -> bytes:
-    """A buffer's stored form: a function of y's values alone, whatever packs it.
+    """Return the stored form of a buffer; it depends on y's values alone, not on the machine.
 
-    At 16 bits the error is at most 2^-11 of the value, or 2^-39 of the largest one, and packing
-    what was unpacked gives the same bytes again. At B = 8 and 4 it is at most 0.6 * 2^-(B - 1) of
-    the block's largest value, both in their channels' scales, or 2^-30 of the sample's; the bytes
-    may differ when packed again.
+    With 16 bits the error is at most 2^-11 of the value, or 2^-39 of the largest one, and packing
+    an unpacked buffer gives the same bytes. With B = 8 or 4 bits it is at most 0.6 * 2^-(B - 1) of
+    the block's largest value, both relative to their channels' scales, or 2^-30 of the sample's;
+    packing again may change the bytes.
 
     Args:
-        y: float32 [tokens, channels], what `decode` returned.
+        y: Decoded value, float32 [tokens, channels].
         bits: 16, 8 or 4.
 
     Raises:
-        BadFrame: y is of another shape or type.
-        NonFinite: y holds an infinity or NaN.
+        BadFrame: y has a wrong shape or type.
+        NonFinite: y has an infinity or NaN.
     """
     if bits == 16:
         return _HALVES.encode(y).payload
@@ -74,10 +74,10 @@ def pack_buffer(y: Tensor, bits: int = 16) -> bytes:
 def unpack_buffer(
     payload: bytes, tokens: int, channels: int, bits: int = 16, *, device: torch.device = CPU
 ) -> Tensor:
-    """A stored buffer as float32 [tokens, channels] on a device; finite, whatever the bytes.
+    """Return a stored buffer as float32 [tokens, channels] on a device; finite for any bytes.
 
     Raises:
-        BadFrame: `payload` is not a stored buffer of that shape.
+        BadFrame: `payload` is not a stored buffer of this shape.
     """
     if bits == 16:
         encoded = EncodedTensor(_HALVES.spec, tokens, channels, payload)
@@ -102,7 +102,7 @@ def _pack(y: Tensor, bits: int) -> bytes:
 
 
 def _channel_scales(y: Tensor, kernels: Kernels) -> tuple[int, Tensor, Tensor]:
-    """An exponent, y without it, and patterns of channels' scales, int64 [channels]."""
+    """Return an exponent, y without it, and the patterns of channels' scales, int64 [channels]."""
     sums, counts, peak = kernels.magnitudes(y)
     exponent = _exponent(checked_peak(peak.item()))
     if exponent:
@@ -114,7 +114,7 @@ def _channel_scales(y: Tensor, kernels: Kernels) -> tuple[int, Tensor, Tensor]:
 
 
 def _exponent(peak: float) -> int:
-    """0 for ordinary peaks, else that of the power of two that brings it into [1, 2)."""
+    """Return 0 for ordinary peaks, else the exponent that brings the peak into [1, 2)."""
     is_ordinary = peak == 0 or 2.0**-_OCTAVES <= peak < 2.0**_OCTAVES
     return 0 if is_ordinary else math.frexp(peak)[1] - 1
 
@@ -134,7 +134,7 @@ def _unpack(payload: bytes, tokens: int, channels: int, bits: int, device: torch
 
 
 def _check_head(exponent: int, largest: int, scales: NDArray[np.int64]) -> None:
-    """Refuse scales that pack never writes; with those it does, everything is finite."""
+    """Refuse scales that `_pack` never writes; all others decode to finite values."""
     lowest, highest = _PEAK[0] - 8 * _OCTAVES, _PEAK[1]
     if not _EXPONENTS[0] <= exponent <= _EXPONENTS[1]:
         raise BadFrame(f"buffer: expected an exponent within {_EXPONENTS}, got {exponent}")
@@ -146,5 +146,5 @@ def _check_head(exponent: int, largest: int, scales: NDArray[np.int64]) -> None:
 
 
 def _restored(y: Tensor, exponent: int) -> Tensor:
-    """`y` with its exponent; what rounding took beyond the largest float32 is that."""
+    """Return `y` times its exponent, clamped to the largest float32."""
     return times_power(y, exponent).clamp(-_MAX_FLOAT, _MAX_FLOAT)

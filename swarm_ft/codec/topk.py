@@ -1,14 +1,14 @@
-"""The codec `topK`: a sample's largest entries and where they are. Knows no buffers, no error.
+"""The codec `topK`: a sample's largest entries and their positions. Uses no buffers or residuals.
 
-Payload of one sample of n values, k of them kept; its size follows from n and k alone:
+Payload of one sample of n values, of which k are sent; its size depends on n and k alone:
 
-    int16 exponent, k halves    the kept values in C order, as `fp16` writes them
+    int16 exponent, k halves    the sent values in C order, as `fp16` writes them
     positions                   a bitmap of n bits, or Elias-Fano, whichever is smaller
 
-Elias-Fano (Elias 1974, Fano 1971) cuts each position after its low l = floor(log2(n / k)) bits.
-The low parts follow one another, l bits each. The high parts, which only rise, are a bit vector:
-bit high_i + i is set for the i-th of them. All bits count from the highest of a byte, the last
-byte of each part ends in zeros, and a set of positions has one form.
+Elias-Fano (Elias 1974, Fano 1971) splits each position after its low l = floor(log2(n / k)) bits.
+The low parts are concatenated, l bits each. The high parts, which only rise, form a bit vector: bit
+high_i + i is set for the i-th of them. Bits count from the highest of a byte, the last byte of each
+part ends in zeros, and a set of positions has one encoding.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ Bits = NDArray[np.uint8]
 
 _VALUES = HalfCodec(CodecSpec(CodecName.FP16, 1600))
 _MAGNITUDE = 0x7FFF_FFFF
-"""All bits of a float32 but its sign. Read as integers, magnitudes keep their order."""
+"""Mask of a float32 without its sign. As integers, magnitudes keep their order."""
 
 
 class TopKCodec(Codec):
-    """`topK`: K percent of a sample's values, at 16 bits each, and zeros elsewhere.
+    """Sparsifier: K percent of a sample's values with 16 bits each, and zeros elsewhere.
 
-    Selects over the whole sample as Rudakov et al. do (arXiv 2401.07788, section 2), but keeps
-    exactly k values, of equal magnitudes those at lower positions, and counts what their positions
-    cost. Computes on the CPU where it decodes.
+    It selects over the whole sample like Rudakov et al. (arXiv 2401.07788, section 2), but sends
+    exactly k values, with ties to lower positions, and counts the bytes of positions. Decodes on
+    the CPU.
     """
 
     has_one_size = True
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
+        """Return the size of every payload of this shape."""
         size = tokens * channels
-        kept = kept_entries(self.spec, size)
-        return _VALUES.max_payload_bytes(1, kept) + _position_bytes(kept, size)
+        count = kept_entries(self.spec, size)
+        return _VALUES.max_payload_bytes(1, count) + _position_bytes(count, size)
 
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         checked_peak(peak_of(x))
@@ -56,36 +56,36 @@ class TopKCodec(Codec):
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         size = encoded.tokens * encoded.channels
-        kept = kept_entries(self.spec, size)
-        cut = _VALUES.max_payload_bytes(1, kept)
-        values = _VALUES.decode(EncodedTensor(_VALUES.spec, 1, kept, encoded.payload[:cut]))
-        positions = _read_positions(encoded.payload[cut:], kept, size)
+        count = kept_entries(self.spec, size)
+        cut = _VALUES.max_payload_bytes(1, count)
+        values = _VALUES.decode(EncodedTensor(_VALUES.spec, 1, count, encoded.payload[:cut]))
+        positions = _read_positions(encoded.payload[cut:], count, size)
         x = torch.zeros(size)
         x[torch.from_numpy(positions)] = values[0]
         return to_device(x.view(encoded.tokens, encoded.channels), device)
 
 
 def kept_entries(spec: CodecSpec, size: int) -> int:
-    """How many of `size` values `spec` keeps: its percentage, to the nearest, and at least one."""
+    """Return the number of entries to send: the percentage of `size`, rounded, at least one."""
     return max(1, (size * spec.hundredths + 5_000) // 10_000)
 
 
 def largest(x: Tensor, count: int) -> Tensor:
-    """Positions, in C order, of the entries of largest magnitude; of equal ones the first.
+    """Return the positions, in C order, of the entries of largest magnitude; ties to the first.
 
     Args:
         x: float32 [tokens, channels], on any device, without NaN.
-        count: 1 to the number of entries.
+        count: Number of positions, at least 1.
 
     Returns:
         int64 [count], rising, on x's device.
     """
     magnitudes = x.reshape(-1).view(torch.int32) & _MAGNITUDE
     threshold = _nth_largest(magnitudes, count)
-    kept = magnitudes > threshold
-    level = (magnitudes == threshold).nonzero().view(-1)
-    kept[level[: count - int(kept.count_nonzero())]] = True
-    return kept.nonzero().view(-1)
+    chosen = magnitudes > threshold
+    ties = (magnitudes == threshold).nonzero().view(-1)
+    chosen[ties[: count - int(chosen.count_nonzero())]] = True
+    return chosen.nonzero().view(-1)
 
 
 def _nth_largest(magnitudes: Tensor, count: int) -> int:
@@ -100,12 +100,12 @@ def _low_bits(count: int, size: int) -> int:
 
 
 def _high_length(count: int, size: int) -> int:
-    """Bits of the vector whose bit high_i + i is set: one more than its last may be."""
+    """Return the bits of the vector of high parts: one more than the largest possible index."""
     return count + ((size - 1) >> _low_bits(count, size))
 
 
 def _elias_fano_bytes(count: int, size: int) -> tuple[int, int]:
-    """Bytes of the low parts and of the high parts."""
+    """Return the bytes of the low parts and of the high parts."""
     return _bytes_of(count * _low_bits(count, size)), _bytes_of(_high_length(count, size))
 
 
@@ -129,10 +129,10 @@ def _write_positions(positions: Positions, size: int) -> bytes:
 
 
 def _read_positions(payload: bytes, count: int, size: int) -> Positions:
-    """The `count` positions below `size`, rising; `payload` has the size of their form.
+    """Decode `count` rising positions below `size`; the size of `payload` is checked before.
 
     Raises:
-        BadFrame: another number of positions, or a form that `_write_positions` does not use.
+        BadFrame: The number of positions or their encoding is wrong.
     """
     if _bitmap_is_smaller(count, size):
         return _marked(payload, size, count)
@@ -147,7 +147,7 @@ def _read_positions(payload: bytes, count: int, size: int) -> Positions:
 
 
 def _marks(positions: Positions, length: int) -> bytes:
-    """A vector of `length` bits, those at `positions` set."""
+    """Return a vector of `length` bits with those at `positions` set."""
     marks = np.zeros(length, np.uint8)
     marks[positions] = 1
     return np.packbits(marks).tobytes()
@@ -161,7 +161,7 @@ def _marked(payload: bytes, length: int, count: int) -> Positions:
 
 
 def _unpack_bits(payload: bytes, length: int) -> Bits:
-    """`length` bits, one a byte; what follows them in the last byte must be zeros."""
+    """Return `length` bits, one a byte; padding bits in the last byte must be zeros."""
     bits = np.unpackbits(np.frombuffer(payload, np.uint8))
     if bits[length:].any():
         raise BadFrame("frame: expected zeros after the last position, got ones")

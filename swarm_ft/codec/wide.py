@@ -1,6 +1,6 @@
-"""The entropy-coded quantisers: `qB+z` and `aqB+z`, whose B is a rate, and `qcS` and `aqcS`.
+"""Entropy-coded scalar quantisers: `qB+z` and `aqB+z` at a rate, `qcS` and `aqcS` at a quality.
 
-Payload of one sample: the header, the codes' lower bits (packed, a plane for all), the codes that
+Payload of one sample: the header, the codes' lower bits (packed, one plane for all), the codes that
 are too large for a symbol (int16, in order), and the symbols of all others.
 """
 
@@ -58,11 +58,11 @@ from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import TENSOR_HEADER_BYTES, EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec
 
-# ---- `+z` on codecs whose payload is bytes already: the same bytes, in fewer
+# ---- `+z` on codecs whose payload is bytes: lossless compression
 #
-# Bytes are coded in as many contexts as there are bytes to an element, so that exponents, which
-# repeat, are apart from mantissas, which do not. Layout: a zero byte and the payload as it is,
-# where coding does not help; else the number of contexts, the payload's size, and the stream.
+# The position of a byte within its element is its context, which separates exponents, which repeat,
+# from mantissas, which do not. Layout: a zero byte and the unchanged payload where compression does
+# not help; else the number of contexts, the payload's size, and the stream.
 
 _HEADER = struct.Struct("<BI")
 _ELEMENT_BYTES = {CodecName.NONE: 4, CodecName.LOWRANK: 1}
@@ -70,18 +70,18 @@ _ELEMENT_BYTES = {CodecName.NONE: 4, CodecName.LOWRANK: 1}
 
 @dataclass(frozen=True, slots=True)
 class LosslessCodec(Codec):
-    """What `inner` writes, entropy-coded.
+    """Lossless compression of another codec's payload.
 
     Attributes:
-        inner: makes the payload; its spec is this one's without the entropy stage.
-        kernels: the backend; by default the one for the CPU, where payloads are.
+        inner: Codec of the payload; its spec is that of this codec without the entropy stage.
+        kernels: Backend of the arithmetic; None for that of the CPU, where payloads are.
     """
 
     inner: Codec
     kernels: Kernels | None = None
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
+        """Return an upper bound of the payload's size."""
         return 1 + self.inner.max_payload_bytes(tokens, channels)
 
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
@@ -120,33 +120,36 @@ class LosslessCodec(Codec):
 
 
 _FRAME_BYTES = TENSOR_HEADER_BYTES + 80
-"""What a frame has beside its payload: the rate is one of bytes on the wire."""
+"""Bytes of a frame around its payload; the rate counts all bytes on the wire."""
 _SMALLEST_BYTES = 64
-"""Of small frames, beside half of their budget: less would leave nothing for the codes."""
+"""Bytes that small frames get on top of half of their budget; the codes would get none otherwise.
+"""
 _TRIES = 6
 _SPARE_BITS, _SPARE_SHARE = 0.012, 0.007
-"""So much a value, or of the budget, may be left of it: another try costs more than it gains."""
+"""Unused part of the budget that is accepted, in bits a value and as a share: another try costs
+more than it gains."""
 
 
 @dataclass(frozen=True, slots=True)
 class WideCodec(Codec):
-    """A uniform quantiser with as many levels as it needs, and rANS over its codes.
+    """Uniform quantiser with as many levels as needed, followed by rANS.
 
-    For a given rate such a quantiser is within a quarter of a bit of what any can do (Gish and
-    Pierce 1968). `qB`: the scale at which the frame takes B bits a value on the wire. `qcS`: a
-    scale of S times the spread of x's groups, so that the error stays and the bits fall as a
-    sample settles.
+    At a given rate such a quantiser is within a quarter of a bit of any other (Gish and Pierce
+    1968). `qB` chooses the scale at which the frame takes B bits a value on the wire. `qcS` uses a
+    scale of S times the spread of x's groups, so that the error stays constant and the rate falls
+    as a sample settles.
 
     Attributes:
-        kernels: the backend; by default the one for the tensor's device.
-        token_bits: what its user sends beside the payload, of every token; the rate is of both.
+        kernels: Backend of the arithmetic; None for that of the tensor's device.
+        token_bits: Bits a token that a wrapping codec sends beside the payload; the rate includes
+            them.
     """
 
     kernels: Kernels | None = None
     token_bits: int = 0
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
+        """Return an upper bound of the payload's size."""
         count = tokens * channels
         escapes, low_planes = 2 * count, packed_bytes(count, 8)
         head = max_header_bytes(tokens, channels)
@@ -158,7 +161,7 @@ class WideCodec(Codec):
         return _Encoder(self.spec, x, base, kernels, beside_bytes=beside).payload()
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
-        """Base + units * scale, with the one rounding of the sum."""
+        """Return base + units * scale, where only the sum is rounded."""
         shape = tokens, channels = encoded.tokens, encoded.channels
         kernels = self.kernels or kernels_for(device.type)
         header, at = WideHeader.from_bytes(encoded.payload, tokens, channels)
@@ -171,20 +174,21 @@ class WideCodec(Codec):
 def write_at_scale(
     spec: CodecSpec, x: Tensor, base: Tensor | None, step: float, kernels: Kernels
 ) -> Payload:
-    """The payload of x, or of its change, in one step for all of it."""
+    """Encode x, or x - base, with one quantisation step for all values."""
     return _Encoder(replace(spec, axis=Axis.FRAME), x, base, kernels, step=step).payload()
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """A header, and what is to be coded after it.
+    """A header with the codes that follow it.
 
     Attributes:
-        scales: the header's, on x's device.
-        codes: int16 [n], turned as the dither says.
+        header: Header of the frame.
+        scales: Scales of the header, on x's device.
+        codes: int16 [n], folded by the sign of the dither.
         symbols, contexts: uint8 [n].
-        counts: int64 [contexts, 256], on the host: how often each symbol is in each context.
-        grid: what the codes are on, with the shifts of a trellis.
+        counts: Histogram of symbols by context, int64 [contexts, 256], on the host.
+        grid: Grid of the codes, with the shifts of a trellis.
     """
 
     header: WideHeader
@@ -197,12 +201,12 @@ class _Frame:
 
     @property
     def size_bytes(self) -> float:
-        """Of the payload, to a few bytes."""
+        """Estimated size of the payload, to a few bytes."""
         return codes_bytes(self.counts, self.header.low_bits) + self.header.size_bytes
 
 
 class _Encoder:
-    """One sample on its way to a payload."""
+    """Encoder of one sample."""
 
     def __init__(
         self,
@@ -229,9 +233,9 @@ class _Encoder:
         return (self._least_bytes + self._most_bytes) / 2
 
     def payload(self) -> Payload:
-        """The frame's payload."""
+        """Return the payload of the sample."""
         header = WideHeader(0.0, 0, 0, 0) if self._seen.peak == 0 else self._plan()
-        # The classes are settled: from here on only the scale moves.
+        # The classes are final; only the scale changes from here on.
         classes = header.group_classes(len(self._x), self._x.shape[1], self._x.device)
         frame = self._quantized(header, classes)
         if self._seen.peak and not self._spec.is_constant_quality:
@@ -239,7 +243,7 @@ class _Encoder:
         return Payload(self._written(frame), lambda: self._value(frame))
 
     def _plan(self) -> WideHeader:
-        """What the header is to be, from a sample of the values."""
+        """Return a header planned from a sample of the values."""
         spec, seen = self._spec, self._seen
         groups = seen.quality
         if spec.axis is Axis.BOTH:
@@ -258,7 +262,7 @@ class _Encoder:
         return replace(header, shrink=sample.shrink(header))
 
     def _at_rate_of(self, sample: Sample, header: WideHeader) -> WideHeader:
-        """The header with the scale that the rate asks for, and as many lower bits as are best."""
+        """Return the header with the scale of the rate and the best number of lower bits."""
         if self._spec.is_constant_quality:
             return with_low_bits(header, sample)
         header = scale_for_rate(header, sample, self._aim_bytes)
@@ -280,7 +284,7 @@ class _Encoder:
         return _Frame(header, scales, codes, symbols, contexts, counts, grid)
 
     def _at_rate(self, frame: _Frame, classes: tuple[Tensor, Tensor]) -> _Frame:
-        """The largest frame within the budget; the sample said about where."""
+        """Return the largest frame within the budget, starting from the planned scale."""
         budget, slope = self._most_bytes, OCTAVE_BITS * self._x.numel() / 8
         best, smallest, size = frame, math.inf, frame.size_bytes
         for _ in range(_TRIES):
@@ -300,8 +304,8 @@ class _Encoder:
         return best
 
     def _value(self, frame: _Frame) -> Tensor:
-        """What the receiver makes of the frame."""
-        codes = _turned(frame.codes.view(self._x.shape), frame.header, frame.grid, self._kernels)
+        """Return the value that the receiver decodes."""
+        codes = _folded(frame.codes.view(self._x.shape), frame.header, frame.grid, self._kernels)
         return self._kernels.dequantize(codes, self._base, frame.scales, frame.grid)
 
     def _written(self, frame: _Frame) -> bytes:
@@ -329,7 +333,7 @@ def _read_codes(
     device: torch.device,
     kernels: Kernels,
 ) -> tuple[Tensor, WideGrid]:
-    """The codes after the header, int16 of that shape, and the grid that they are on."""
+    """Decode the codes after the header, int16 of this shape, and return them with their grid."""
     count = shape[0] * shape[1]
     low_bytes = packed_bytes(count, header.low_bits)
     stream_at = low_bytes + 2 * header.escapes
@@ -346,34 +350,34 @@ def _read_codes(
         low = as_tensor(data[:low_bytes], device)
         lower = kernels.unpack(low, count, header.low_bits)
         codes = (codes << header.low_bits) | lower
-    return _turned(codes.view(shape), header, grid, kernels), grid
+    return _folded(codes.view(shape), header, grid, kernels), grid
 
 
 def _contexts(
     header: WideHeader, grid: WideGrid, shape: Sequence[int], device: torch.device, kernels: Kernels
 ) -> Tensor:
-    """The context of every value, uint8 [n]."""
+    """Return the context of each value, uint8 [n]."""
     tokens, channels = shape
     classes = header.classes(tokens, channels, device)
     if not header.slices:
         return classes
     if grid.seed is None:
-        raise BadFrame("frame: slices of a dither that there is none of")
+        raise BadFrame("frame: dither slices in a frame without dither")
     return kernels.slice_contexts(classes, grid.seed, header.slices)
 
 
-def _turned(codes: Tensor, header: WideHeader, grid: WideGrid, kernels: Kernels) -> Tensor:
-    """Codes as the coder takes them, or back."""
+def _folded(codes: Tensor, header: WideHeader, grid: WideGrid, kernels: Kernels) -> Tensor:
+    """Fold codes by the sign of the dither, or unfold them."""
     if not header.slices or grid.seed is None:
         return codes
     return kernels.turn(codes, grid.seed, grid.shifts)
 
 
 def read_escaped(symbols: Tensor, escapes: Tensor) -> Tensor:
-    """Symbols as int16 codes, with `escapes` in place of those that stand for such.
+    """Return symbols as int16 codes, with `escapes` in place of escape symbols.
 
     Raises:
-        BadFrame: there are more or fewer, or they are too small.
+        BadFrame: The number of escapes differs, or one of them is too small.
     """
     codes = symbols.to(torch.int16) - SYMBOL_ZERO
     low, high = (int(end) for end in torch.stack(symbols.aminmax()).tolist())
@@ -390,8 +394,8 @@ def read_escaped(symbols: Tensor, escapes: Tensor) -> Tensor:
 
 
 def _grid(spec: CodecSpec, header: WideHeader) -> WideGrid:
-    # Both ends have the header, so a seed made of it needs no room on the wire. What the encoder
-    # learns only from the codes is left out.
+    # Both ends have the header, so a seed derived from it costs no bytes. The fields that the
+    # encoder learns only from the codes are excluded.
     if not spec.dither:
         return WideGrid(shrink=header.shrink)
     return WideGrid(seed=zlib.crc32(replace(header, escapes=0, low_bits=0).to_bytes()))

@@ -1,8 +1,8 @@
-"""The encoder's choices for an entropy-coded frame: scales for a rate, and contexts.
+"""Rate control of entropy-coded frames: the encoder's choice of scales and contexts.
 
-Made on the host, of sums and a sample that are fetched at once from where the tensor lies: each of
-many small steps costs a GPU as much as a pass over all of it. Only encoders come here, so floats
-may round as they like.
+Plans on the host from sums and a sample that are fetched at once from the tensor's device, because
+each small step costs a GPU as much as a pass over the whole tensor. Only encoders use this module,
+so floats may round freely.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ Floats = NDArray[np.float64]
 Values = NDArray[np.float32]
 
 FIRST_SYMBOL, LAST_SYMBOL = SYMBOL_ZERO - LARGEST_SYMBOL, SYMBOL_ZERO + LARGEST_SYMBOL
-"""They stand for codes that are sent apart, being too large."""
+"""Escape symbols, for codes that are too large and are sent separately."""
 _SAMPLE_VALUES = 32_768
 _SPREAD_VALUES = 256
 _ROUNDS = 2
 _SEARCHES = 8
 _MOST_AN_OCTAVE, _FEWEST_AN_OCTAVE = 2.0, 0.75
-"""Classes: finer ones tell apart what differs little, coarser ones reach further."""
+"""Range of spread classes per octave: finer classes separate similar groups, coarser ones cover
+more."""
 _SPARE_OCTAVES = 14.0
 _SPREAD_OF_SYMBOLS = 8
 MAX_OCTAVES = 3.0
@@ -55,7 +56,7 @@ _CLOSE_OCTAVES = 0.01
 _RARE_CODE = 64
 _SYMBOLS = 256
 OCTAVE_BITS = 0.9
-"""About what a value costs more when its scale halves; less than 1 at low rates."""
+"""Approximate bits that a value costs more when its scale halves; less than 1 at low rates."""
 _TINY = 1e-75  # squares of the smallest floats are larger, or zero
 
 
@@ -65,9 +66,8 @@ class Spreads:
 
     Attributes:
         rows, cols: float64 [tokens], [channels].
-        relative_rows: of tokens once channels are brought to one spread, over some of the
-            channels, which tell as much as all do. With `cols` it tells what spread to expect of
-            a value.
+        relative_rows: Spreads of tokens with balanced channels, from a sample of the channels. With
+            `cols` it predicts the spread of a value.
     """
 
     rows: Floats
@@ -76,7 +76,7 @@ class Spreads:
 
     @staticmethod
     def of(row_squares: Floats, col_squares: Floats, some_channels: Values) -> Spreads:
-        """Spreads from sums of squares, and from all tokens' values of some channels."""
+        """Return the spreads from sums of squares, and from all tokens' values of some channels."""
         from swarm_ft.codec.kernels import cpu_plan  # compilers take seconds
 
         relative, of_some = (np.empty(n) for n in some_channels.shape)
@@ -87,14 +87,14 @@ class Spreads:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What there is to plan with, on the host.
+    """Statistics of a tensor on the host, for planning.
 
     Attributes:
-        spreads: of what is to be coded: of x, or of its change.
-        row_peaks, col_peaks: float32 [tokens], [channels], its largest magnitudes.
-        some: float32 [n], a sample of it: every so many values, from all tokens and channels.
-        every: how many.
-        quality: the spreads of what the quality is one of: of x itself, where that is constant.
+        spreads: Spreads of the coded tensor: x, or its change.
+        row_peaks, col_peaks: Largest magnitudes, float32 [tokens], [channels].
+        some: Sample of the values, float32 [n], with a constant stride.
+        every: Stride of the sample.
+        quality: Spreads that define the quality: those of x itself if the quality is constant.
     """
 
     spreads: Spreads
@@ -106,15 +106,15 @@ class Seen:
 
     @property
     def peak(self) -> float:
-        """The largest magnitude."""
+        """Largest magnitude."""
         return float(self.row_peaks.max())
 
     @staticmethod
     def of(x: Tensor, base: Tensor | None, kernels: Kernels, *, quality_of_x: bool) -> Seen:
-        """Look at x, or at x - base; a GPU is waited for once.
+        """Return the statistics of x, or of x - base, with one GPU synchronisation.
 
         Raises:
-            NonFinite: it holds an infinity or NaN.
+            NonFinite: The tensor has an infinity or NaN.
         """
         every = _stride(x.numel(), x.shape[1])
         flat = x.view(-1), None if base is None else base.view(-1)
@@ -133,7 +133,7 @@ class Seen:
 
 
 def _stride(count: int, channels: int) -> int:
-    """Every how many values are in a sample: it is to meet each channel equally often."""
+    """Return the stride of a sample that contains all channels equally often."""
     every = max(1, count // _SAMPLE_VALUES)
     while math.gcd(every, channels) > 1:
         every += 1
@@ -150,7 +150,7 @@ def _change(x: Tensor, base: Tensor | None, part: tuple[slice, ...]) -> Tensor:
 
 
 def balanced(x: Tensor, base: Tensor | None, spreads: Spreads, kernels: Kernels) -> Spreads:
-    """The spreads with those of channels once tokens are brought to one spread."""
+    """Return the spreads with those of channels computed from balanced tokens."""
     rows = torch.from_numpy(np.maximum(spreads.relative_rows, _TINY))
     scaled = ((x if base is None else x - base) / to_device(rows, x.device)[:, None]).float()
     (col_squares,) = to_host(kernels.moments(scaled, None)[1])
@@ -158,7 +158,7 @@ def balanced(x: Tensor, base: Tensor | None, spreads: Spreads, kernels: Kernels)
 
 
 def levels_for(spreads: Spreads, axis: Axis) -> WideHeader:
-    """A header whose scales follow the spreads along the axis; its scale is the largest spread."""
+    """Return a header whose levels follow the spreads along the axis; its scale is the largest."""
     none = np.zeros(0, np.uint8)
     if axis is Axis.FRAME:
         return WideHeader(_root_mean_square(spreads.rows), 0, 0, 0, none, none)
@@ -174,14 +174,14 @@ def levels_for(spreads: Spreads, axis: Axis) -> WideHeader:
 
 
 def reach_of(header: WideHeader, seen: Seen) -> float:
-    """The largest value there is, in scales of level 0 where its own scale is finer."""
+    """Return the largest value in scales of level 0, scaled by its group's level."""
     by_row = seen.row_peaks.astype(np.float64) * 2.0 ** _octaves(header.row_levels)
     by_col = seen.col_peaks.astype(np.float64) * 2.0 ** _octaves(header.col_levels)
     return float(max(by_row.max(), by_col.max()))
 
 
 def with_scale(header: WideHeader, scale: float, reach: float) -> WideHeader:
-    """The header with that scale, as a bfloat16 within the range that codes and floats allow."""
+    """Return the header with a scale, as a bfloat16 within the range of codes and floats."""
     deepest = sum(int(n.max()) for n in (header.row_levels, header.col_levels) if len(n))
     lowest = MIN_SCALE * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1.5)
     bounded = min(max(scale, lowest, reach / MAX_CODE), MAX_SCALE / 2)
@@ -189,12 +189,13 @@ def with_scale(header: WideHeader, scale: float, reach: float) -> WideHeader:
 
 
 class Sample:
-    """Some values of a frame, to try scales and contexts on.
+    """Sample of a frame's values, to estimate sizes with candidate scales and contexts.
+
+    Dithered codes use a dither of their own here, because that of the frame depends on its scale.
 
     Args:
-        header: its levels count, its scale does not.
-
-    Of dithered codes the draw is one of its own: the frame's is not known before its scale is.
+        seen: Statistics of the tensor.
+        header: Header with the levels; its scale is ignored.
     """
 
     def __init__(self, seen: Seen, header: WideHeader) -> None:
@@ -206,17 +207,17 @@ class Sample:
         scales = replace(header, scale=1.0).scales()
         rows, cols = scales.rows.numpy(), scales.cols.numpy()
         table = rows[t if len(rows) > 1 else 0] * cols[c if len(cols) > 1 else 0]
-        # In float64, as a scale may be far smaller than the largest value.
+        # A scale may be far smaller than the largest value, hence float64.
         self._scaled = seen.some.astype(np.float64) / table
         self._weights = np.square(table, dtype=np.float64)
         self._spread = math.sqrt(np.square(self._scaled).mean())
 
     def code_spread(self, header: WideHeader) -> float:
-        """Root mean square of the codes at the header's scale."""
+        """Return the root mean square of the codes at the header's scale."""
         return self._spread / header.scale
 
     def frame_bytes(self, header: WideHeader) -> float:
-        """About what the whole frame takes with that header."""
+        """Estimate the size of the whole frame with a header."""
         from swarm_ft.codec.kernels import cpu_plan
 
         classes = header.all_classes(*self._shape)
@@ -230,7 +231,7 @@ class Sample:
         return coded + apart / self.share + header.size_bytes
 
     def shrink(self, header: WideHeader) -> int:
-        """How many units nearer to zero the values of a cell are than its middle, on average."""
+        """Return the mean shift from a cell's middle to its values, in units toward zero."""
         exact = np.abs(self._scaled) / header.scale
         codes = np.rint(exact)
         weights = self._weights * ((codes > 0) & (codes < _RARE_CODE))
@@ -242,21 +243,21 @@ class Sample:
 
 
 def codes_bytes(counts: NDArray[np.int64], low_bits: int) -> float:
-    """What codes with these counts of symbols take, to a few bytes."""
+    """Return the size of codes with these counts of symbols, to a few bytes."""
     escapes = int(counts[:, (FIRST_SYMBOL, LAST_SYMBOL)].sum())
     return stream_bytes(counts) + _apart_bytes(escapes, int(counts.sum()), low_bits)
 
 
 def _apart_bytes(escapes: int, count: int, low_bits: int) -> float:
-    """Of codes that are too large for a symbol, and of all codes' lower bits."""
+    """Return the bytes of escaped codes and of all codes' lower bits."""
     return 2 * escapes + count * low_bits / 8
 
 
 def with_low_bits(header: WideHeader, sample: Sample) -> WideHeader:
-    """The header with as many lower bits sent as they are as makes the sample smallest.
+    """Return the header with the number of uncoded lower bits that makes the sample smallest.
 
-    None at low rates; at high ones the lower bits are noise, and symbol tables that know them cost
-    more than they save. Dithered codes of which none are sent as they are go along a trellis.
+    It is 0 at low rates. At high rates the lower bits are noise, and symbol tables that include
+    them cost more than they save. Dithered codes without uncoded bits are trellis-coded.
     """
     spread = min(max(sample.code_spread(header), 1.0), float(MAX_CODE))
     most = max(0, math.ceil(math.log2(spread / _SPREAD_OF_SYMBOLS)))
@@ -268,10 +269,10 @@ def with_low_bits(header: WideHeader, sample: Sample) -> WideHeader:
 
 
 def with_contexts(header: WideHeader, spreads: Spreads, sample: Sample) -> WideHeader:
-    """The header with the classes that make the sample smallest, if any do.
+    """Return the header with the classes that make the sample smallest, or none.
 
-    A token's spread is that of all its channels alike, or that of its widest ones; which of them
-    tells more depends on the model.
+    The spread of a token is either that of all its balanced channels or that of its widest ones;
+    the better choice depends on the model.
     """
     groups = [
         np.log2(np.maximum(spread, _TINY)) + _octaves(levels)
@@ -290,13 +291,13 @@ def with_contexts(header: WideHeader, spreads: Spreads, sample: Sample) -> WideH
 
 
 def with_slices(header: WideHeader, sample: Sample) -> WideHeader:
-    """The header with as many slices of the dither as make the sample smallest."""
+    """Return the header with the number of dither slices that makes the sample smallest."""
     options = [replace(header, slices=slices) for slices in range(1, SLICES + 1)]
     return min(options, key=sample.frame_bytes)
 
 
 def scale_for_rate(header: WideHeader, sample: Sample, budget_bytes: float) -> WideHeader:
-    """The header with the scale at which the sample says that the frame takes `budget_bytes`."""
+    """Return the header with the scale at which the estimated frame takes `budget_bytes`."""
     slope, moved, before = OCTAVE_BITS * sample.count / 8, 0.0, 0.0
     for _ in range(_SEARCHES):
         header = with_low_bits(header, sample)
@@ -311,15 +312,15 @@ def scale_for_rate(header: WideHeader, sample: Sample, budget_bytes: float) -> W
 
 
 def _root_mean_square(spreads: Floats) -> float:
-    # Scaled first: squares of the smallest spreads are no numbers.
+    # The spreads are scaled first, because squares of the smallest ones underflow.
     largest = max(float(spreads.max()), _TINY)
     return largest * math.sqrt(np.mean((spreads / largest) ** 2))
 
 
 def _levels(spreads: Floats, scale: float) -> Numbers:
-    """How far below the largest each spread is; a silent group is as low as the lowest other.
+    """Return the level of each spread below the largest; a silent group gets the lowest other one.
 
-    No deeper than what is left of floats' range below `scale` and the rate's own share of it.
+    The range of floats below `scale` and the rate's own share of it bound the levels.
     """
     spare = math.log2(max(scale, MIN_SCALE) / MIN_SCALE) - _SPARE_OCTAVES
     deepest = min(max(spare * LEVELS_AN_OCTAVE, 0), MAX_LEVEL)
@@ -334,14 +335,14 @@ def _octaves(levels: Numbers) -> Floats | float:
 
 
 def _bulk(octaves: Floats) -> tuple[float, float]:
-    """Between which values nearly all groups are."""
+    """Return the range that holds nearly all groups."""
     ordered = np.sort(octaves)
     aside = len(ordered) // 50
     return float(ordered[aside]), float(ordered[-1 - aside])
 
 
 def _classes(octaves: Floats, an_octave: float) -> Numbers:
-    """Classes that tell wide groups apart; all that are narrower than the lowest are in it."""
+    """Return spread classes; groups below the lowest class belong to it."""
     low, high = _bulk(octaves)
     lowest = max(high - (CLASSES - 1) / an_octave, low)
     return _numbers(np.rint((octaves - lowest) * an_octave), CLASSES - 1)

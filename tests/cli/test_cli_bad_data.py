@@ -69,7 +69,11 @@ WRONG: dict[str, tuple[dict[str, str | bytes], str, tuple[str, ...]]] = {
     ),
     "semicolons": ({"a.csv": "text;n\na;1\n"}, "a.csv", ("line 1", "--delimiter ';'")),
     "UTF-16": ({"a.csv": "text\na\n".encode("utf-16")}, "a.csv", ("line 1", "UTF-16", "iconv")),
-    "cut off gzip": ({"a.jsonl.gz": b"\x1f\x8b\x08\0\0"}, "a.jsonl.gz", ("a.jsonl.gz", "cut off")),
+    "cut off gzip": (
+        {"a.jsonl.gz": b"\x1f\x8b\x08\0\0"},
+        "a.jsonl.gz",
+        ("a.jsonl.gz", "truncated"),
+    ),
     "half a character": ({"a.jsonl": '{"text": "\\ud83d"}'}, "a.jsonl", ("line 1", "ud83d")),
     "key twice": ({"a.jsonl": '{"text": "a", "text": "b"}'}, "a.jsonl", ("line 1", "'text'")),
     "list of rows unclear": ({"a.json": '{"x": [{"a": 1}]}'}, "a.json", ("--field x",)),

@@ -1,4 +1,4 @@
-"""Backends of the codecs' arithmetic: Triton on CUDA, Numba on CPUs, plain torch as the judge."""
+"""Backends of the codecs' arithmetic: Triton on CUDA, Numba on CPUs, torch as reference."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from swarm_ft.codec.kernels.reference import ReferenceKernels
 
 
 def coding_device(device: torch.device) -> torch.device:
-    """Where tensors are coded of a stage that computes there: there, if it has kernels."""
+    """Return the device to encode a stage's tensors on: its own, if a backend for it exists."""
     is_plain = isinstance(kernels_for(device.type), ReferenceKernels)
     return torch.device("cpu") if is_plain else device
 
 
 @functools.cache
 def kernels_for(device_type: str) -> Kernels:
-    """The fastest backend for tensors on such a device.
+    """Return the fastest backend for tensors on a type of device.
 
-    Its modules are imported now: compilers take seconds, and a control plane needs none.
+    The backend's modules are imported on demand, because compilers take seconds to import and a
+    coordinator needs none.
     """
     if device_type == "cuda" and torch.cuda.is_available() and importlib.util.find_spec("triton"):
         from swarm_ft.codec.kernels.cuda import TritonKernels

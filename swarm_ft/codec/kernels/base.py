@@ -1,8 +1,8 @@
-"""The arithmetic that every backend does alike: what a backend is, and what its words mean.
+"""Interface of the backends, and the terms of their arithmetic.
 
-`reference` says in plain torch what each function returns; `cpu` (Numba) and `cuda` (Triton)
-return the same from the same input: to the bit where a decoder calls it, and up to float rounding
-where only encoders do.
+`reference` specifies in plain torch what each function returns. `cpu` (Numba) and `cuda` (Triton)
+return the same for the same input: bit-exact where a decoder calls the function, and up to float
+rounding where only encoders do.
 """
 
 from __future__ import annotations
@@ -14,44 +14,46 @@ import torch
 from torch import Tensor
 
 UNITS = 32
-"""A scale has so many units; a code's value is a whole number of them, times scale / UNITS."""
+"""Units of a scale; the value of a code is a whole number of units, times scale / UNITS."""
 MIN_SCALE = 2.0**-120
-"""Of narrow grids, but for 0. A unit of it is still a normal float32, so units * scale is exact."""
+"""Smallest non-zero scale of narrow grids. Its unit is a normal float32, so units * scale is exact.
+"""
 EXACT_CODE = 2047
-"""Wide codes up to this keep every bit. Larger ones are multiples of COARSE, so that units keep
-16 bits, which is what makes units * scale exact in float32 for a bfloat16 scale."""
+"""Largest wide code that keeps every bit. Larger ones are multiples of COARSE, so that units have
+16 bits and units * scale is exact in float32 for a bfloat16 scale."""
 COARSE = 16
 MAX_CODE = 32752
-"""Of wide codes: the largest multiple of COARSE in an int16."""
+"""Largest wide code: the largest multiple of COARSE in an int16."""
 SYMBOL_ZERO, LARGEST_SYMBOL = 128, 127
-"""The symbol of a code of zero, and the largest code that has one by itself, see `symbols`."""
+"""Symbol of code zero, and the largest code with a symbol of its own, see `symbols`."""
 SLICES = 4
-"""One more than the bits that tell how far dither moves a code."""
+"""Maximum number of dither slices: one more than the bits of the dither's magnitude in a context.
+"""
 TRELLIS_ERRORS = 0.34, 0.145
-"""What codes along a trellis err by, in scales, is nearly the sum of three that are evenly spread:
-up to a quarter to either side, and up to these. Its square is 0.0663 in the mean, its fourth power
-2.47 times the square of that, both as measured."""
+"""Model of the error of trellis-coded values, in scales: a sum of three uniform variables, up to a
+quarter and up to these numbers to either side. Its mean square is 0.0663, and its mean fourth power
+2.47 times the square of that, as measured."""
 PROBABILITY_BITS = 12
-"""Frequencies of a context's symbols add up to 2^12."""
+"""Logarithm of the sum of a context's symbol frequencies, 2^12."""
 MIN_STATE = 1 << 16
-"""rANS states are 32-bit numbers of at least this; 16-bit words refill them."""
+"""Smallest rANS state; states are 32-bit numbers that 16-bit words refill."""
 SEGMENT = 1 << 16
-"""Symbols that are coded together. Segments are independent: a GPU decodes them side by side."""
+"""Symbols of a segment. Segments are independent, so a GPU decodes them in parallel."""
 NARROWEST, WIDEST = 2.0**-20, 2.0**20
-"""Spreads of tokens, over that of the whole, that `balance` tells apart."""
+"""Range of tokens' spreads, relative to that of the whole, in `balance`."""
 BLOCK = 32
 """Channels of a token that share a scale; a token's last block may have fewer."""
 CUT = 20
 """Lower bits of a float32 that a scale does not have."""
 ONE = 127 << 3
-"""The pattern of 1.0."""
+"""Pattern of 1.0."""
 LEAST = 8 << 3
-"""Below this pattern a block is as good as zero: its scale has no float32 for an inverse."""
+"""Smallest pattern of a non-zero block; below it the inverse of the scale is not a float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The scale of value (t, c) is bfloat16(rows[t] * cols[c]), rounded to nearest even.
+    """Scales of a tensor: that of value (t, c) is bfloat16(rows[t] * cols[c]), ties to even.
 
     Attributes:
         rows: float32 [tokens] or [1], each exactly a bfloat16.
@@ -62,20 +64,21 @@ class Scales:
     cols: Tensor
 
     def to(self, device: torch.device) -> Scales:
-        """The same on that device."""
+        """Return the scales on a device."""
         return Scales(self.rows.to(device), self.cols.to(device))
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowGrid:
-    """2^bits codes from 0, a byte each before they are packed.
+    """Grid of 2^bits codes from 0, one byte each before packing.
 
-    A positive scale has its grid half a scale beside zero: code * 32 - 16 * (2^bits - 1) units. A
-    negative one has zero on its grid: code * 32 - 32 * (2^(bits - 1) - 1) units of its magnitude.
+    With a positive scale the grid lies half a scale beside zero: code * 32 - 16 * (2^bits - 1)
+    units. With a negative scale zero is on the grid: code * 32 - 32 * (2^(bits - 1) - 1) units of
+    its magnitude.
 
     Attributes:
-        bits: 1 to 8.
-        seed: of the dither, a 32-bit number; None for none.
+        bits: Bits of a code, 1 to 8.
+        seed: Seed of the dither, a 32-bit number; None for no dither.
     """
 
     bits: int
@@ -84,17 +87,18 @@ class NarrowGrid:
 
 @dataclass(frozen=True, slots=True)
 class WideGrid:
-    """Signed 16-bit codes with zero on the grid: code * 32 - shrink * sign(code) units.
+    """Grid of signed 16-bit codes with zero on it: code * 32 - shrink * sign(code) units.
 
-    Codes beyond EXACT_CODE are cut to multiples of COARSE, toward minus infinity, and have neither
-    shrink nor dither.
+    Codes beyond EXACT_CODE are rounded down to multiples of COARSE, and have neither shrink nor
+    dither.
 
     Attributes:
-        shrink: 0 to 15 units by which values lie nearer to zero than the middle of their cell,
-            because most of the values that fall into a cell do.
-        seed: of the dither, a 32-bit number; None for none. With dither there is no shrink.
-        shifts: where the dither is half a scale on, see `Kernels.trellis_symbols`: uint8, 0 or 1,
-            of as many values as there are; None for nowhere.
+        shrink: Shift of reconstruction points toward zero, 0 to 15 units, because most values of a
+            cell lie on its side near zero.
+        seed: Seed of the dither, a 32-bit number; None for no dither. With dither there is no
+            shrink.
+        shifts: Flags of values whose dither is half a scale further, see `Kernels.trellis_symbols`:
+            uint8 of all values, 0 or 1; None for none.
     """
 
     shrink: int = 0
@@ -107,12 +111,12 @@ Grid = NarrowGrid | WideGrid
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How wide codes become symbols in contexts.
+    """Mapping of wide codes to symbols in contexts.
 
     Attributes:
-        row_classes, col_classes: uint8 [tokens], [channels]; a value's class is the sum of both.
-        slices: of the dither, see `Kernels.slice_contexts`; 0 without a dither.
-        low_bits: of a code that its symbol leaves out.
+        row_classes, col_classes: uint8 [tokens], [channels]; the class of a value is their sum.
+        slices: Number of dither slices, see `Kernels.slice_contexts`; 0 without dither.
+        low_bits: Lower bits of a code that its symbol omits.
     """
 
     row_classes: Tensor
@@ -121,22 +125,22 @@ class Coding:
     low_bits: int
 
     def classes(self) -> Tensor:
-        """Of every value, uint8 [n]."""
+        """Return the class of each value, uint8 [n]."""
         return (self.row_classes[:, None] + self.col_classes[None, :]).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """What a rANS coder wrote.
+    """Output of the rANS coder.
 
-    Segment s codes the symbols from s * SEGMENT on; symbol i of a segment belongs to lane
-    i mod lanes. A lane's state begins, for the encoder, and ends, for the decoder, at MIN_STATE.
+    Segment s codes the symbols from s * SEGMENT on; symbol i of a segment belongs to lane i mod
+    lanes. A lane's state is MIN_STATE before the encoder's first step and after the decoder's last
+    one.
 
     Attributes:
-        states: int64 [segments, lanes], what the decoder begins with.
-        counts: int64 [segments], words of each segment.
-        words: int32 [sum of counts], 16-bit words in the order in which the decoder reads them:
-            symbol after symbol of a segment, at most one word each.
+        states: Initial states of the decoder, int64 [segments, lanes].
+        counts: Number of words of each segment, int64 [segments].
+        words: 16-bit words in the order of decoding, int32 [sum of counts]; at most one a symbol.
     """
 
     states: Tensor
@@ -145,15 +149,15 @@ class Coded:
 
 
 class Kernels(Protocol):
-    """A backend. Tensors are on its device, and what it returns is too."""
+    """Interface of a backend. Arguments and results are on its device."""
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:
-        """Codes as bytes, in planes.
+        """Pack codes into bit planes.
 
-        Of each of 4, 2 and 1 that is in `bits`, from a code's upper bits down, there is a plane of
-        so many bits of every code; 8 bits are one plane of bytes. A plane of w bits of N codes, N
-        rounded up to a multiple of 8 with zeros, has N w / 8 bytes. Byte j holds codes j,
-        j + N w / 8, j + 2 N w / 8 and so on, the first in its upper bits.
+        Each of 4, 2 and 1 that is in `bits` has a plane of that many bits of every code, from the
+        upper bits down; 8 bits are one plane of bytes. A plane of w bits of N codes, N rounded up
+        to a multiple of 8 with zeros, has N w / 8 bytes. Byte j holds codes j, j + N w / 8, j + 2 N
+        w / 8 and so on, the first in its upper bits.
 
         Args:
             codes: uint8 [n], each below 2^bits.
@@ -164,66 +168,71 @@ class Kernels(Protocol):
         """
 
     def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
-        """The `count` codes that `pack` was given, uint8 [count]; any bytes are some codes."""
+        """Unpack `count` codes, uint8 [count]; any bytes are valid."""
 
     def quantize(self, x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
-        """The nearest codes of x, or of x - base; the ends of the grid for what lies beyond.
+        """Return the nearest codes of x, or of x - base, clipped to the grid.
 
-        A scale of zero gives code 0. An encoder's function: rounding is free.
+        A scale of zero gives code 0. Only encoders use this function, so rounding is free.
 
         Args:
             x: float32 [tokens, channels].
-            base: of x's shape, or None.
+            base: Buffer of x's shape, or None.
+            scales: Scales of the values.
+            grid: Grid of the codes.
 
         Returns:
             uint8 [tokens, channels] for a narrow grid, int16 for a wide one.
         """
 
     def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
-        """Units * (scale / 32), plus base where there is one: one rounding, of the sum.
+        """Return units * (scale / 32), plus the base if there is one; only the sum is rounded.
 
-        Dither adds 2 r - 15 units, r the upper 4 bits of `mix(flat index, seed)`, see `reference`;
-        where a grid has shifts, r is r ^ 8 there.
+        Dither adds 2 r - 15 units, with r the upper 4 bits of `mix(flat index, seed)`, see
+        `reference`; where the grid has shifts, r ^ 8 replaces r.
 
         Args:
             codes: uint8 or int16 [tokens, channels].
+            base: Buffer of the same shape, or None.
+            scales: Scales of the values.
+            grid: Grid of the codes.
 
         Returns:
             float32 [tokens, channels].
         """
 
-    # What dither tells of the codes: which way they lean, and how far. Codes whose dither is the
-    # opposite are each other's mirror images, so those of r below 8 are turned round. How far it
-    # moves a code tells how likely the code is beside zero: at low rates half of what there is to
-    # know.
+    # The dither skews the distribution of codes, and the decoder knows it. Codes with opposite
+    # dither are mirror images, so codes with r below 8 change their sign. The dither's magnitude
+    # is a part of the context; at low rates it carries half of the information.
 
     def turn(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
-        """Codes of the other sign where r, as in `dequantize`, is below 8.
+        """Flip the sign of codes whose r, see `dequantize`, is below 8.
 
         Args:
             codes: int16 of any shape; -2^15 stays.
-            shifts: as of a `WideGrid`.
+            seed: Seed of the dither.
+            shifts: Shifts of a `WideGrid`.
         """
 
     def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
-        """Contexts of classes and of how far dither moves, by the upper bits of min(r, 15 - r).
+        """Return contexts of classes and dither magnitudes, by the upper bits of min(r, 15 - r).
 
         Args:
             classes: uint8 [n], below 2^(9 - slices).
+            seed: Seed of the dither.
             slices: 1 to SLICES; a class has 2^(slices - 1) contexts.
 
         Returns:
             uint8 [n], class * 2^(slices - 1) + slice.
         """
 
-    # Trellis-coded quantisation (Marcellin and Fischer 1990), with dither that is subtracted. Of
-    # each value there are two grids, half a scale apart; which of them it has follows from the
-    # lowest bits of the symbols before it in its lane, by Ungerboeck's code of four states (1982):
-    # shift[t + 1] = shift[t - 1] ^ (symbol[t] & 1), with 0 for shift[0] and shift[-1]. An encoder
-    # takes the path that errs least, a fifth less than nearest codes do on one grid.
+    # This is trellis-coded quantisation (Marcellin and Fischer 1990) with subtractive dither. Each
+    # value has two grids, half a scale apart. The lowest bits of earlier symbols of the lane choose
+    # one of them by Ungerboeck's code of four states (1982): shift[t + 1] = shift[t - 1] ^
+    # (symbol[t] & 1), with 0 for shift[0] and shift[-1]. The encoder takes the path with the least
+    # squared error, a fifth less than that of nearest codes on one grid.
     #
-    # The other grid's dither is half a scale on: its r is r ^ 8, and the slice of its width is as
-    # far from the last slice as the first grid's is from slice 0.
+    # The second grid's dither is half a scale further: its r is r ^ 8, and its slice is mirrored.
 
     def trellis_symbols(
         self,
@@ -234,28 +243,32 @@ class Kernels(Protocol):
         coding: Coding,
         lanes: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Codes of x, or of x - base, along the path that errs least, and what is coded of them.
+        """Return the trellis path with the least error for x, or x - base, and its symbols.
 
         Args:
-            scales: none of them zero.
-            seed: of the dither.
-            coding: with slices, and without lower bits.
-            lanes: of the coder of the symbols, see `Coded`.
+            x: float32 [tokens, channels].
+            base: Buffer of x's shape, or None.
+            scales: Scales of the values, all non-zero.
+            seed: Seed of the dither.
+            coding: Mapping to symbols, with slices and without lower bits.
+            lanes: Lanes of the symbol coder, see `Coded`.
 
         Returns:
-            As `quantize_symbols`; and the shifts of a `WideGrid`, uint8 [n], which are what
-            `shifts_of` finds in the symbols.
+            The results of `quantize_symbols`; and the shifts of a `WideGrid`, uint8 [n], as
+            `shifts_of`
+            derives them from the symbols.
         """
 
     def shifts_of(self, symbols: Tensor, lanes: int) -> Tensor:
-        """The shifts of values with these symbols, uint8 [n], see `trellis_symbols`.
+        """Return the shifts of values with these symbols, uint8 [n], see `trellis_symbols`.
 
         Args:
             symbols: uint8 [n].
+            lanes: Lanes of the symbol coder.
         """
         rows = lanes_of(symbols & 1, lanes)
         padded = torch.nn.functional.pad(rows, (0, 0, 0, rows.shape[1] % 2))
-        # Every other row from the second on hangs on the sum of those that are between.
+        # A shift is the parity of every second symbol before it.
         pairs = padded.view(len(rows), -1, 2, lanes)
         sums = pairs.cumsum(1, dtype=torch.int32) & 1
         shifts = torch.zeros_like(pairs)
@@ -267,9 +280,9 @@ class Kernels(Protocol):
     def quantize_pack(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid
     ) -> Tensor:
-        """`pack` of what `quantize` returns, uint8 [packed_bytes(tokens * channels, bits)].
+        """Quantise and pack, uint8 [packed_bytes(tokens * channels, bits)].
 
-        One function so that a GPU can do both in one pass.
+        The combination lets a GPU do both in one pass.
         """
         return self.pack(self.quantize(x, base, scales, grid).reshape(-1), grid.bits)
 
@@ -281,34 +294,36 @@ class Kernels(Protocol):
         scales: Scales,
         grid: NarrowGrid,
     ) -> Tensor:
-        """`dequantize` of what `unpack` returns, float32 of shape [tokens, channels]."""
+        """Unpack and dequantise, float32 [tokens, channels]."""
         codes = self.unpack(packed, shape[0] * shape[1], grid.bits)
         return self.dequantize(codes.view(shape), base, scales, grid)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Sums of squares and peaks of x, or of x - base. An encoder's function.
+        """Return sums of squares and peaks of x, or of x - base; for encoders.
 
         Returns:
-            Sum of squares by token, float64 [tokens], and by channel, float64 [channels]; the
-            largest magnitude by token, float32 [tokens], and by channel, float32 [channels];
-            not finite where x is not.
+            Sum of squares by token, float64 [tokens], and by channel, float64 [channels]; largest
+            magnitude by token, float32 [tokens], and by channel, float32 [channels]; not finite
+            where x is
+            not.
         """
 
     def balance(
         self, x: Tensor, base: Tensor | None, inverse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Spreads of tokens whose channels are brought to one, and what is left to channels.
-
-        An encoder's function, to be done in one pass.
+        """Return spreads of tokens with normalised channels, and peaks; for encoders, in one pass.
 
         Args:
-            inverse: float32 [channels], finite, by which x, or x - base, is multiplied.
+            x: float32 [tokens, channels].
+            base: Buffer of x's shape, or None.
+            inverse: float32 [channels], finite factors of x, or of x - base.
 
         Returns:
-            Root mean squares of the products by token, float32 [tokens]: as bfloat16, between
-            NARROWEST and WIDEST, 1 for 0; the largest magnitude by token, float32 [tokens], not
-            finite where x is not; the largest magnitude by channel once tokens are divided by
-            their spread, float32 [channels].
+            Root mean square of the products by token, float32 [tokens], as bfloat16 between
+            NARROWEST and
+            WIDEST, 1 for 0; largest magnitude by token, float32 [tokens], not finite where x is
+            not;
+            largest magnitude by channel of tokens divided by their spread, float32 [channels].
         """
         change = x if base is None else x - base
         squares = (change * inverse).square().mean(1)
@@ -320,12 +335,13 @@ class Kernels(Protocol):
     def balanced_sample(
         self, x: Tensor, base: Tensor | None, inverse: Tensor, every: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What `balance` returns, and every so many tokens, from the first, over their spread.
+        """Return the results of `balance`, and every `every`-th token divided by its spread.
 
-        One function so that a CPU does it in one pass.
+        The combination lets a CPU do it in one pass.
 
         Returns:
-            And the tokens, of x or of x - base, float32 [tokens / every, rounded up, channels].
+            The three results of `balance`, and the sampled tokens of x, or of x - base, float32
+            [ceil(tokens / every), channels].
         """
         spreads, row_peaks, col_peaks = self.balance(x, base, inverse)
         sample = x[::every] if base is None else x[::every] - base[::every]
@@ -334,23 +350,27 @@ class Kernels(Protocol):
     def grid_errors(
         self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
     ) -> Tensor:
-        """Squared errors by channel of narrow grids, for the choice of scales.
+        """Return the squared error of candidate narrow grids by channel, for the choice of scales.
 
         Args:
+            x: float32 [tokens, channels].
+            base: Buffer of x's shape, or None.
             covering: float32 [channels], positive scales.
-            multiples: float32 [m]; grid k of channel c has scale covering[c] * multiples[k], zero
-                on it where that is negative.
+            multiples: float32 [m]; grid k of channel c has the scale covering[c] * multiples[k],
+                with
+                zero on it where that is negative.
+            bits: Bits of the grid.
 
         Returns:
             float32 [m, channels], in squared covering scales.
         """
 
     def symbols(self, codes: Tensor, low_bits: int) -> Tensor:
-        """What is coded of codes: their upper parts, from 128 for zero; 1 and 255 also beyond.
+        """Return the symbols of codes: their upper parts plus 128; 1 and 255 are escapes.
 
         Args:
             codes: int16 [n].
-            low_bits: 0 to 8, the bits of a code that are not in its upper part.
+            low_bits: Number of lower bits that are not in the upper part, 0 to 8.
 
         Returns:
             uint8 [n].
@@ -362,9 +382,9 @@ class Kernels(Protocol):
     def quantize_symbols(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: WideGrid, coding: Coding
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What `quantize` returns, turned as the dither says, and what is coded of it.
+        """Return codes folded by the sign of the dither, with their symbols and contexts.
 
-        One function so that it is done in one pass.
+        The combination lets a backend do it in one pass.
 
         Returns:
             Codes, int16 [n], and their `symbols` and contexts, uint8 [n].
@@ -377,11 +397,12 @@ class Kernels(Protocol):
         return codes, self.symbols(codes, coding.low_bits), contexts
 
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
-        """How often each symbol is in each context.
+        """Count each symbol in each context.
 
         Args:
-            codes: uint8 [n], symbols.
+            codes: Symbols, uint8 [n].
             contexts: uint8 [n], each below num_contexts.
+            num_contexts: Number of contexts.
 
         Returns:
             int64 [num_contexts, 256].
@@ -390,75 +411,83 @@ class Kernels(Protocol):
     def encode_symbols(
         self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
     ) -> Coded:
-        """Symbols as interleaved rANS (Duda 2013, arXiv 1311.2540; Giesen 2014, 1402.3392).
+        """Encode symbols with interleaved rANS (Duda, arXiv 1311.2540; Giesen, arXiv 1402.3392).
 
         Args:
             symbols: uint8 [n].
             contexts: uint8 [n].
-            frequencies: int32 [contexts, 256]; each row of a context in use adds up to 4096, and
-                each symbol in use has at least 1.
-            lanes: a power of two up to 32.
+            frequencies: int32 [contexts, 256]; each row of a used context sums to 4096, and each
+                used
+                symbol has at least 1.
+            lanes: A power of two up to 32.
         """
 
     def decode_symbols(
         self, coded: Coded, contexts: Tensor, frequencies: Tensor, flip: int = 0
     ) -> tuple[Tensor, bool]:
-        """The symbols, uint8 [n], of `contexts`, uint8 [n]; and whether the coded form was intact.
+        """Decode the symbols of `contexts`, uint8 [n], and report whether they were intact.
 
-        It is intact if each segment reads exactly its words and each lane ends at MIN_STATE.
+        They are intact if each segment reads exactly its words and each lane ends at MIN_STATE.
         Words beyond a segment's end read as 0.
 
         Args:
-            flip: what a context is changed by (exclusive or) where a trellis shifts the value; each
-                context so changed has frequencies. 0 where that changes none.
+            coded: Coded form.
+            contexts: uint8 [n].
+            frequencies: As in `encode_symbols`.
+            flip: Mask by which a trellis shift changes a context (exclusive or); each changed
+                context
+                needs frequencies. 0 for no change.
         """
 
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
-        """Each run of `tile` values, tile a power of two, times the Hadamard matrix of +-1.
+        """Multiply each run of `tile` values, a power of two, by the Hadamard matrix of +-1.
 
-        Butterflies in the order of strides 1, 2, 4, ...; exact for whole numbers below 2^24.
+        The butterflies go in the order of strides 1, 2, 4, ...; exact for integers below 2^24.
 
         Args:
             x: float32 [rows, n tile].
+            tile: Values of a run.
         """
 
     # ---- stored buffers: a scale for every channel, times one for every block of a token
     #
-    # All of it is exact or correctly rounded value by value, and sums are of whole numbers, so
-    # that every backend and device returns the same bits: what packs a buffer must do alike at
-    # both ends. Here in plain torch, for any device.
+    # Both ends must pack a buffer to the same bytes. Every value is therefore exact or correctly
+    # rounded, and sums are integer, so that all backends and devices agree. This implementation in
+    # plain torch works on any device.
     #
-    # Scales are floats of 3 bits of mantissa, and known by the upper 11 bits of their pattern: 8 a
-    # power of two, in the order of the scales, 0 for 0, so about 8 log2(scale) + 1016.
+    # Scales are floats with 3 bits of mantissa, represented by the upper 11 bits of their pattern:
+    # 8 for each power of two, in the order of the scales, about 8 log2(scale) + 1016, and 0 for 0.
 
     def magnitudes(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Patterns of magnitudes, cut to 11 bits: a measure of each channel's logarithm.
+        """Sum the patterns of magnitudes, cut to 11 bits: a measure of each channel's logarithm.
 
         Args:
-            x: float32 [tokens, channels], of at most 2^20 tokens.
+            x: float32 [tokens, channels], at most 2^20 tokens.
 
         Returns:
-            Sums of the patterns by channel, int64 [channels]; how many were not zero, int64
-            [channels]; the largest magnitude, float32 [1], not finite where x is not.
+            Sums of the patterns by channel, int64 [channels]; number of non-zero ones, int64
+            [channels];
+            largest magnitude, float32 [1], not finite where x is not.
         """
         sizes = x.abs().contiguous()
         patterns = sizes.view(torch.int32) >> CUT
         return patterns.sum(0), (patterns > 0).sum(0), sizes.amax().view(1)
 
     def quantize_blocks(self, x: Tensor, channels: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-        """Blocks' scales and codes of x with its channels divided by their scales.
+        """Return blocks' scales, and codes of x with its channels divided by their scales.
 
         A block's scale is the least that brings its largest magnitude to 2^(bits - 1) - 1/2 or
-        less. Codes are whole multiples of it, to nearest even, at most 2^(bits - 1) - 1 to either
-        side of zero.
+        less. Codes are whole multiples of it, rounded to nearest even, up to 2^(bits - 1) - 1 to
+        either side of zero.
 
         Args:
             x: float32 [tokens, channels].
-            channels: int64 [channels], patterns of channels' scales, none of them zero.
+            channels: Patterns of channels' scales, int64 [channels], all non-zero.
             bits: 4 or 8.
 
         Returns:
             Patterns of blocks' scales, int32 [tokens, blocks], and codes, uint8 [tokens, channels],
+            with
             2^(bits - 1) for zero.
         """
         levels, padding = last_code(bits), -x.shape[1] % BLOCK
@@ -474,12 +503,13 @@ class Kernels(Protocol):
     def dequantize_blocks(
         self, codes: Tensor, blocks: Tensor, channels: Tensor, bits: int
     ) -> Tensor:
-        """Codes times the block's scale times the channel's: one or no rounding.
+        """Return codes times the block's scale times the channel's, with at most one rounding.
 
         Args:
             codes: uint8 [tokens, channels].
-            blocks: int32 [tokens, blocks], patterns of scales.
-            channels: int64 [channels], patterns of scales.
+            blocks: Patterns of blocks' scales, int32 [tokens, blocks].
+            channels: Patterns of channels' scales, int64 [channels].
+            bits: 4 or 8.
 
         Returns:
             float32 [tokens, channels].
@@ -490,12 +520,12 @@ class Kernels(Protocol):
 
 
 def flip_of(slices: int) -> int:
-    """What changes a context to that of a dither that is half a scale on."""
+    """Return the mask that changes a context to that of a dither half a scale further."""
     return (1 << slices - 1) - 1
 
 
 def lanes_of(symbols: Tensor, lanes: int) -> Tensor:
-    """What belongs to symbols as [segments, rows, lanes], zeros after the last."""
+    """Return per-symbol numbers as [segments, rows, lanes], padded with zeros."""
     segments = len(segment_lengths(len(symbols)))
     length = min(SEGMENT, -(-len(symbols) // lanes) * lanes)
     padded = torch.nn.functional.pad(symbols, (0, segments * length - len(symbols)))
@@ -503,18 +533,18 @@ def lanes_of(symbols: Tensor, lanes: int) -> Tensor:
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Bytes that `pack` makes of `count` codes."""
+    """Return the size of `count` packed codes."""
     return -(-count // 8) * bits
 
 
 def segment_lengths(count: int) -> list[int]:
-    """Symbols of each segment of `count` symbols."""
+    """Return the number of symbols of each segment."""
     full, rest = divmod(count, SEGMENT)
     return [SEGMENT] * full + [rest] * bool(rest)
 
 
 def planes_of(bits: int) -> list[tuple[int, int]]:
-    """The planes of `bits`-bit codes, upper bits first: (width, shift of its lowest bit)."""
+    """Return the planes of `bits`-bit codes, upper bits first: (width, shift of its lowest bit)."""
     planes, above = [], bits
     for width in (8, 4, 2, 1):
         if bits & width:
@@ -524,20 +554,20 @@ def planes_of(bits: int) -> list[tuple[int, int]]:
 
 
 def last_code(bits: int) -> int:
-    """Scales from zero to the last code on either side."""
+    """Return the largest code of a block, in scales."""
     return (1 << (bits - 1)) - 1
 
 
 def per_reach(bits: int) -> float:
-    """One over the scales that a block reaches to either side, as a float32."""
+    """Return the inverse of a block's reach in scales, as a float32."""
     return torch.tensor(1 / (last_code(bits) + 0.5)).item()
 
 
 def block_count(channels: int) -> int:
-    """Blocks of a token."""
+    """Return the number of blocks of a token."""
     return -(-channels // BLOCK)
 
 
 def scale_of(patterns: Tensor) -> Tensor:
-    """The scales of these patterns, float32."""
+    """Return the scales of patterns, float32."""
     return (patterns.to(torch.int32) << CUT).view(torch.float32)

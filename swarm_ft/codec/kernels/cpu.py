@@ -1,8 +1,8 @@
-"""The kernels on one thread of a CPU, by Numba: tensors in, tensors out.
+"""The Numba backend: kernels for one CPU thread, with tensors as arguments and results.
 
-Knows shapes and checks them, since compiled loops look at no bounds; the loops are in `cpu_*`.
-Large results lie in numpy's memory, which asks for huge pages: faulting in torch's, page by page,
-takes several times as long as computing them.
+Checks shapes, because compiled loops check no bounds; the loops are in `cpu_*`. Large results are
+in numpy's memory, which uses huge pages: page faults in torch's memory take several times as long
+as the computation.
 """
 
 from __future__ import annotations
@@ -40,16 +40,14 @@ _FOLD = 512
 
 
 class NumbaKernels(Kernels):
-    """See `Kernels`; sizes that do not fit each other raise ValueError."""
+    """Backend for CPU tensors; inconsistent sizes raise ValueError."""
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:
-        """See `Kernels.pack`."""
         packed = np.empty(packed_bytes(len(codes), bits), np.uint8)
         cpu_grid.pack(_array(codes), bits, packed)
         return torch.from_numpy(packed)
 
     def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
-        """See `Kernels.unpack`."""
         _check_shape("packed", packed, (packed_bytes(count, bits),))
         codes = np.zeros(count, np.uint8)
         start, source = 0, _array(packed)
@@ -60,7 +58,6 @@ class NumbaKernels(Kernels):
         return torch.from_numpy(codes)
 
     def quantize(self, x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
-        """See `Kernels.quantize`."""
         vectors, values, other = _vectors(scales, x.shape), _array(x), _base(base, x.shape)
         if isinstance(grid, NarrowGrid):
             codes = np.empty(x.shape, np.uint8)
@@ -73,14 +70,12 @@ class NumbaKernels(Kernels):
     def quantize_pack(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid
     ) -> Tensor:
-        """See `Kernels.quantize_pack`; in one pass."""
         vectors, values, other = _vectors(scales, x.shape), _array(x), _base(base, x.shape)
         packed = np.empty(packed_bytes(x.numel(), grid.bits), np.uint8)
         cpu_grid.quantize_pack(values, other, vectors, grid.bits, grid.seed, packed)
         return torch.from_numpy(packed)
 
     def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
-        """See `Kernels.dequantize`."""
         vectors, whole = _vectors(scales, codes.shape), _array(codes)
         other, x = _base(base, codes.shape), np.empty(codes.shape, np.float32)
         if isinstance(grid, NarrowGrid):
@@ -91,19 +86,16 @@ class NumbaKernels(Kernels):
         return torch.from_numpy(x)
 
     def turn(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
-        """See `Kernels.turn`."""
         turned, where = np.empty(codes.shape, np.int16), _shifts(shifts, codes)
         cpu_grid.turn(_array(codes).reshape(-1), seed, where, turned.reshape(-1))
         return torch.from_numpy(turned)
 
     def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
-        """See `Kernels.slice_contexts`."""
         contexts = np.empty(len(classes), np.uint8)
         cpu_grid.slice_contexts(_array(classes), seed, slices, contexts)
         return torch.from_numpy(contexts)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See `Kernels.moments`."""
         tokens, channels = x.shape
         squares = [torch.empty(n, dtype=torch.float64) for n in (tokens, channels)]
         peaks = [torch.empty(n) for n in (tokens, channels)]
@@ -118,13 +110,11 @@ class NumbaKernels(Kernels):
     def balance(
         self, x: Tensor, base: Tensor | None, inverse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Kernels.balance`."""
         return self.balanced_sample(x, base, inverse, len(x))[:3]
 
     def balanced_sample(
         self, x: Tensor, base: Tensor | None, inverse: Tensor, every: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See `Kernels.balanced_sample`."""
         tokens, channels = x.shape
         _check_shape("inverse", inverse, (channels,))
         spreads, row_peaks, col_peaks = (torch.empty(n) for n in (tokens, tokens, channels))
@@ -142,7 +132,6 @@ class NumbaKernels(Kernels):
     def grid_errors(
         self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
     ) -> Tensor:
-        """See `Kernels.grid_errors`."""
         _check_shape("covering", covering, x.shape[1:])
         other = _base(base, x.shape)
         if x.shape[1] == 1 and len(x) > _FOLD:  # one long channel, and loops run along channels
@@ -171,7 +160,6 @@ class NumbaKernels(Kernels):
         return wide.sum(1, keepdim=True) + last
 
     def symbols(self, codes: Tensor, low_bits: int) -> Tensor:
-        """See `Kernels.symbols`."""
         symbols = np.empty(len(codes), np.uint8)
         cpu_grid.to_symbols(_array(codes), low_bits, symbols)
         return torch.from_numpy(symbols)
@@ -179,7 +167,6 @@ class NumbaKernels(Kernels):
     def quantize_symbols(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: WideGrid, coding: Coding
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Kernels.quantize_symbols`."""
         _check_shape("row_classes", coding.row_classes, x.shape[:1])
         _check_shape("col_classes", coding.col_classes, x.shape[1:])
         classes = _array(coding.row_classes), _array(coding.col_classes)
@@ -200,7 +187,6 @@ class NumbaKernels(Kernels):
         coding: Coding,
         lanes: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See `Kernels.trellis_symbols`."""
         _check_lanes(lanes)
         _check_shape("row_classes", coding.row_classes, x.shape[:1])
         _check_shape("col_classes", coding.col_classes, x.shape[1:])
@@ -214,14 +200,12 @@ class NumbaKernels(Kernels):
         return found[0], found[1], found[2], found[3]
 
     def shifts_of(self, symbols: Tensor, lanes: int) -> Tensor:
-        """See `Kernels.shifts_of`."""
         _check_lanes(lanes)
         shifts = np.empty(len(symbols), np.uint8)
         cpu_trellis.shifts_of(_array(symbols), lanes, shifts)
         return torch.from_numpy(shifts)
 
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
-        """See `Kernels.histogram`."""
         counts = torch.empty(num_contexts, _SYMBOLS, dtype=torch.int64)
         of = _contexts(contexts, len(codes), num_contexts)
         cpu_entropy.histogram(_array(codes), of, counts.numpy())
@@ -230,7 +214,6 @@ class NumbaKernels(Kernels):
     def encode_symbols(
         self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
     ) -> Coded:
-        """See `Kernels.encode_symbols`."""
         _check_lanes(lanes)
         of, table = _tables(contexts, len(symbols), frequencies)
         segments = len(segment_lengths(len(symbols)))
@@ -250,7 +233,6 @@ class NumbaKernels(Kernels):
     def decode_symbols(
         self, coded: Coded, contexts: Tensor, frequencies: Tensor, flip: int = 0
     ) -> tuple[Tensor, bool]:
-        """See `Kernels.decode_symbols`."""
         segments = len(segment_lengths(len(contexts)))
         _check_shape("states", coded.states, (segments, coded.states.shape[1]))
         _check_shape("counts", coded.counts, (segments,))
@@ -265,7 +247,6 @@ class NumbaKernels(Kernels):
         return torch.from_numpy(symbols), bool(is_intact)
 
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
-        """See `Kernels.hadamard`."""
         if tile < 1 or tile & (tile - 1) or x.shape[1] % tile:
             raise ValueError(f"tile: expected a power of two that divides rows, got {tile}")
         y = np.empty(x.shape, np.float32)
@@ -273,7 +254,6 @@ class NumbaKernels(Kernels):
         return torch.from_numpy(y)
 
     def magnitudes(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Kernels.magnitudes`."""
         sums, counts = (np.zeros(x.shape[1], np.int32) for _ in range(2))
         largest = np.zeros(1, np.int32)
         cpu_grid.magnitudes(_array(x).view(np.int32), sums, counts, largest)
@@ -281,7 +261,6 @@ class NumbaKernels(Kernels):
         return torch.from_numpy(sums).long(), torch.from_numpy(counts).long(), peak
 
     def quantize_blocks(self, x: Tensor, channels: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-        """See `Kernels.quantize_blocks`."""
         _check_shape("channels", channels, x.shape[1:])
         blocks = np.empty((len(x), block_count(x.shape[1])), np.int32)
         codes = np.empty(x.shape, np.uint8)
@@ -292,7 +271,6 @@ class NumbaKernels(Kernels):
     def dequantize_blocks(
         self, codes: Tensor, blocks: Tensor, channels: Tensor, bits: int
     ) -> Tensor:
-        """See `Kernels.dequantize_blocks`."""
         _check_shape("channels", channels, codes.shape[1:])
         _check_shape("blocks", blocks, (len(codes), block_count(codes.shape[1])))
         x = np.empty(codes.shape, np.float32)
@@ -302,7 +280,7 @@ class NumbaKernels(Kernels):
 
 
 def _array(x: Tensor) -> NDArray[Any]:
-    """The values of x in C order: x's own memory where they lie so."""
+    """Return the values of x in C order, without a copy if possible."""
     return x.detach().contiguous().numpy()
 
 
@@ -319,7 +297,7 @@ def _check_lanes(lanes: int) -> None:
 
 
 def _shifts(shifts: Tensor | None, codes: Tensor) -> NDArray[np.uint8]:
-    """Flat; empty if there are none."""
+    """Return shifts flat; empty for None."""
     if shifts is None:
         return np.empty(0, np.uint8)
     flat = shifts.reshape(-1)

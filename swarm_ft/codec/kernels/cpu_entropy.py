@@ -1,4 +1,4 @@
-"""Loops that measure what is to be encoded, for one thread of a CPU. Knows arrays, no tensors."""
+"""Loops of the entropy coder and of encoders' statistics, for one CPU thread, on arrays."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from swarm_ft.codec.kernels.cpu_grid import (
 
 # ---- loops of interleaved rANS, for one thread of a CPU
 #
-# A lane waits for its last symbol, but no lane for another, so the CPU works on several at once.
-# Indices are unsigned: Numba would look at each for a negative one, and that takes longer than
-# the arithmetic.
+# Lanes are independent, so the CPU works on several at once. Indices are unsigned, because Numba
+# checks signed ones for negative values, and that takes longer than the arithmetic.
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.uint32]
@@ -42,7 +41,7 @@ _FREQUENCY_SHIFT, _OFFSET_SHIFT = 8, 8 + PROBABILITY_BITS
 
 
 def symbol_table(frequencies: Frequencies) -> Table:
-    """For the encoder: a symbol's start * 2^13 + frequency, flat [contexts * 256]."""
+    """Return the encoder's table, start * 2^13 + frequency, flat [contexts * 256]."""
     starts = frequencies.cumsum(1) - frequencies
     entries: Table = (starts << _START_SHIFT | frequencies.clip(1, _TOTAL)).astype(np.uint32)
     return entries.ravel()
@@ -50,9 +49,10 @@ def symbol_table(frequencies: Frequencies) -> Table:
 
 @compiled
 def slot_table(frequencies: Frequencies, table: Table) -> None:
-    """For the decoder: offset * 2^20 + (frequency - 1) * 2^8 + symbol of a context's 4096 slots.
+    """Fill the decoder's table of 4096 slots for each context.
 
-    Stays within the table whatever the frequencies; slots without a symbol are left alone.
+    An entry is offset * 2^20 + (frequency - 1) * 2^8 + symbol. Writes stay within the table for any
+    frequencies; slots without a symbol are not written.
     """
     for k in range(frequencies.shape[0]):
         start = 0
@@ -69,7 +69,7 @@ def slot_table(frequencies: Frequencies, table: Table) -> None:
 def _encode_segment(
     symbols: Bytes, contexts: Bytes, table: Table, states: Table, buffer: Buffer
 ) -> int:
-    """Write words from the buffer's end down; where the last one is."""
+    """Write words from the buffer's end down, and return the index of the last one."""
     at, lanes = SEGMENT, states.size
     for i in range(symbols.size - 1, -1, -1):
         lane = _U64(i & (lanes - 1))
@@ -78,7 +78,7 @@ def _encode_segment(
         frequency = _U32(entry & _U32(2 * _TOTAL - 1))
         state = states[lane]
         emits = _U32(state >> _U32(32 - PROBABILITY_BITS)) >= frequency
-        buffer[_U64(at - 1)] = state  # stays only if the next one is written below it
+        buffer[_U64(at - 1)] = state  # overwritten unless `at` moves
         at -= int(emits)
         state = _U32(state >> _U32(_WORD_BITS)) if emits else state
         # quotient * 4096 + remainder + start
@@ -92,7 +92,7 @@ def _encode_segment(
 def encode(
     symbols: Bytes, contexts: Bytes, table: Table, states: States, counts: States, words: Words
 ) -> int:
-    """Fill states, counts and words, see `Coded`; how many words there are."""
+    """Fill states, counts and words, see `Coded`, and return the number of words."""
     buffer, lane_states = np.empty(SEGMENT, np.uint16), np.empty(states.shape[1], np.uint32)
     total = 0
     for s in range(states.shape[0]):
@@ -121,11 +121,16 @@ def _decode_row(
     flips: tuple[Bytes, Bytes, int],
     out: Bytes,
 ) -> int:
-    """A symbol of each lane; how many of the words were read, at most one a symbol.
+    """Decode one symbol of each lane, and return the number of words read, at most one a symbol.
 
     Args:
-        flips: what changes the contexts of this row; what does those of the next one, once its
-            symbols are known; and what a symbol changes there.
+        contexts: Contexts of the row.
+        table: Table of `slot_table`.
+        states: States of the lanes.
+        words: Words from the next unread one on.
+        flips: Masks of the contexts of this row, masks of the next row, which the symbols complete,
+            and the mask that an odd symbol sets there.
+        out: Symbols of the row.
     """
     at, (now, after, flip) = 0, flips
     for i in range(contexts.size):
@@ -149,7 +154,7 @@ def _decode_row(
 def _decode_segment(
     contexts: Bytes, table: Table, states: States, words: Words, flip: int, out: Bytes
 ) -> int:
-    """As `_decode_row`, of all rows; words beyond the last are 0."""
+    """Decode all rows of a segment; words beyond the last are 0."""
     at, lanes = 0, states.size
     last_words = np.empty(lanes, np.int32)
     now, after = np.zeros(lanes, np.uint8), np.zeros(lanes, np.uint8)
@@ -169,10 +174,14 @@ def _decode_segment(
 def decode(
     coded: tuple[States, States, Words], contexts: Bytes, table: Table, flip: int, out: Bytes
 ) -> bool:
-    """Fill out and use up states; whether what was coded was intact, see `Kernels`.
+    """Fill `out`, consuming the states, and return whether the coded form was intact.
 
     Args:
-        coded: states, counts and words.
+        coded: States, counts and words.
+        contexts: Contexts of all symbols.
+        table: Table of `slot_table`.
+        flip: See `Kernels.decode_symbols`.
+        out: Symbols.
     """
     (states, counts, words), is_intact, start = coded, True, 0
     for s in range(states.shape[0]):
@@ -186,17 +195,17 @@ def decode(
 
 Doubles = NDArray[np.float64]
 Sizes = NDArray[np.int32]
-"""Bits of magnitudes: in the order of the values, and NaN above infinity."""
+"""Bits of magnitudes, which sort like the values, with NaN above infinity."""
 Counts = NDArray[np.int64]
 
 _I32 = np.int32
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _ROUNDER = np.float32(3 << 22)
-"""Added and taken off again it rounds what is below 2^22 to a whole number, in half of the time
-that `rint` takes; what is larger is clipped."""
+"""Number whose addition and subtraction rounds values below 2^22 to integers in half the time of
+`rint`; larger values are clipped."""
 _NARROWEST, _WIDEST = np.float32(NARROWEST), np.float32(WIDEST)
 _BLOCK = 512
-"""Channels whose errors, on eight grids, are in the first-level cache."""
+"""Number of channels whose errors on eight grids fit into the first-level cache."""
 _TABLES = 4
 
 
@@ -214,7 +223,7 @@ def moments(
     row_sizes: Sizes,
     col_sizes: Sizes,
 ) -> None:
-    """See `Kernels.moments`; in float64, where no square of a float32 over- or underflows."""
+    """Compute `Kernels.moments` in float64, where no square of a float32 over- or underflows."""
     tokens, channels = x.shape
     col_squares[:] = 0.0
     col_sizes[:] = 0
@@ -236,7 +245,7 @@ def moments(
 
 @part
 def _spread(square: np.float32) -> np.float32:
-    """Its root as a bfloat16, see `Kernels.balance`."""
+    """Return the root as a bfloat16, see `Kernels.balance`."""
     spread = np.float32(min(max(np.sqrt(square), _NARROWEST), _WIDEST))
     return scale_of(spread, _ONE) if square != _ZERO else _ONE
 
@@ -250,14 +259,18 @@ def balance(
     col_sizes: Sizes,
     sampled: tuple[int, Floats],
 ) -> None:
-    """See `Kernels.balanced_sample`.
+    """Compute `Kernels.balanced_sample`.
 
-    A token waits in the first-level cache for its spread; its channels' sizes are taken while the
-    next one comes from memory.
+    A token stays in the first-level cache until its spread is known; its channels' peaks are
+    computed while the next token is loaded.
 
     Args:
-        of_rows: spreads and sizes.
-        sampled: every so many tokens, and where to.
+        x: float32 [tokens, channels].
+        base: Buffer of x's shape, or None.
+        inverse: Factors of channels.
+        of_rows: Spreads and peaks of tokens.
+        col_sizes: Peaks of channels.
+        sampled: Stride and target of the sample.
     """
     (tokens, channels), (spreads, row_sizes), (every, sample) = x.shape, of_rows, sampled
     col_sizes[:] = 0
@@ -290,7 +303,7 @@ def balance(
 def grid_errors(
     x: Floats, base: Floats | None, covering: Floats, multiples: Floats, bits: int, errors: Floats
 ) -> None:
-    """See `Kernels.grid_errors`; a grid is symmetric, so magnitudes tell all."""
+    """Compute `Kernels.grid_errors`; grids are symmetric, so magnitudes suffice."""
     side = np.float32((1 << bits - 1) - 1)
     sizes = np.empty(_BLOCK, np.float32)
     for first in range(0, x.shape[1], _BLOCK):
@@ -317,11 +330,11 @@ def grid_errors(
 
 @compiled
 def histogram(codes: Bytes, contexts: Bytes, counts: Counts) -> None:
-    """See `Kernels.histogram`; contexts are in range.
+    """Compute `Kernels.histogram` for contexts in range.
 
-    Tables take turns: the next symbol is often the same one, and would wait for its count. In them
-    the contexts of a symbol are side by side: the few symbols that there mostly are then take few
-    cache lines, and none evicts another, as lines a power of two apart do.
+    Several tables alternate, because equal neighbouring symbols would wait for each other's count.
+    The contexts of a symbol are adjacent, so the few frequent symbols share cache lines, and lines
+    a power of two apart do not evict each other.
     """
     turns = _TABLES if codes.size > counts.size else 1
     last, stride = turns - 1, _U32(counts.shape[0])
@@ -329,7 +342,7 @@ def histogram(codes: Bytes, contexts: Bytes, counts: Counts) -> None:
     for i in range(codes.size):
         bin_ = _U64(_U32(_U32(_U32(codes[i]) * stride) + _U32(contexts[i])))
         tables[_U64(i & last), bin_] += 1
-    # Not by `sum(0)`: numba compiles the words of its errors too, a tenth of a first start's time.
+    # Numba would also compile the error messages of `sum(0)`, a tenth of a first start's time.
     for context in range(counts.shape[0]):
         for symbol in range(counts.shape[1]):
             count = _I32(0)

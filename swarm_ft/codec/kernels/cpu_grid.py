@@ -1,9 +1,9 @@
-"""Loops between values and codes, for one thread of a CPU. Knows arrays; knows no tensors.
+"""Loops between values and codes, for one CPU thread, on arrays.
 
-They run along channels, where LLVM makes vectors of them, token by token, so that what they make on
-the way stays in the first-level cache. A value's scale is made where it is used: memory is slower.
-`base` and `seed` may be None: Numba compiles a loop apart for that. Each operand and intermediate
-of 32 bits is said to be one, as Numba widens to 64 what it may.
+They run along channels, which LLVM vectorises, and token by token, so that intermediate results
+stay in the first-level cache. A value's scale is recomputed where it is used, because memory is
+slower. `base` and `seed` may be None: Numba compiles a separate loop for that. Every 32-bit operand
+is cast explicitly, because Numba widens to 64 bits where it can.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from swarm_ft.codec.kernels.base import (
     UNITS,
 )
 
-# ---- how the CPU backend's loops are compiled
+# ---- compilation of the loops
 #
-# Loops release the GIL, so that a peer's event loop goes on. Machine code is kept in
-# `__pycache__` or, where that cannot be written, in the user's cache; where neither can be, each
-# process compiles what it calls.
+# Loops release the GIL, so that a peer's event loop continues. Machine code is cached in
+# `__pycache__` or, if that is not writable, in the user's cache. If neither is writable, each
+# process compiles the loops that it calls.
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 _ANY_ORDER = {"reassoc", "contract", "nsz"}
-"""Of LLVM's flags for fast arithmetic, those under which NaN and infinity stay what they are."""
+"""LLVM's flags of fast arithmetic that preserve NaN and infinity."""
 
 
 def compiled(loop: Loop) -> Loop:
-    """`loop` as machine code, with each rounding that is written and no other."""
+    """Compile a loop with exactly the roundings that it spells out."""
     return _compile(loop, fastmath=False)
 
 
 def compiled_loosely(loop: Loop) -> Loop:
-    """As `compiled`, but sums may be taken in any order: for encoders."""
+    """Compile a loop whose sums may be reordered; for encoders."""
     return _compile(loop, fastmath=_ANY_ORDER)
 
 
 def compiled_fused(loop: Loop) -> Loop:
-    """As `compiled`, but a product and a sum may be rounded as one: for encoders."""
+    """Compile a loop whose products and sums may be fused; for encoders."""
     return _compile(loop, fastmath={"contract"})
 
 
 def part(helper: Loop) -> Loop:
-    """A helper, compiled into the loops that call it."""
+    """Compile a helper into the loops that call it."""
     return cast(Loop, numba.njit(nogil=True)(helper))
 
 
 def _compile(loop: Loop, fastmath: bool | set[str]) -> Loop:
     try:
         return cast(Loop, numba.njit(nogil=True, fastmath=fastmath, cache=True)(loop))
-    except RuntimeError:  # Numba found no folder to keep machine code in
+    except RuntimeError:  # Numba found no writable cache directory
         return cast(Loop, numba.njit(nogil=True, fastmath=fastmath)(loop))
 
 
@@ -71,7 +71,7 @@ Floats = NDArray[np.float32]
 Codes = NDArray[Any]
 Bytes = NDArray[np.uint8]
 ScaleVectors = tuple[Floats, Floats]
-"""`Scales` with all its columns: rows [tokens] or [1], and cols [channels]."""
+"""Rows [tokens] or [1] and cols [channels] of `Scales`, with all columns."""
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _UNITS, _PER_UNITS = np.float32(UNITS), np.float32(1 / UNITS)
@@ -85,7 +85,7 @@ _I16 = np.int16
 
 @part
 def scale_of(row: np.float32, col: np.float32) -> np.float32:
-    """bfloat16(row * col) of a finite product, rounded to nearest even."""
+    """Return bfloat16(row * col) of a finite product, rounded to nearest even."""
     bits = np.float32(row * col).view(np.uint32)
     is_odd = _U32(_U32(bits >> _U32(16)) & _U32(1))
     rounded = _U32(bits + _U32(is_odd + _U32(0x7FFF)))
@@ -94,7 +94,7 @@ def scale_of(row: np.float32, col: np.float32) -> np.float32:
 
 @part
 def drawn(index: int, seed: int) -> np.int32:
-    """The r of `Kernels.dequantize`."""
+    """Return the r of `Kernels.dequantize`."""
     h = _U32(_U32(_U32(index) * _U32(0x9E3779B1)) ^ _U32(seed))
     h = _U32(_U32(h ^ _U32(h >> _U32(16))) * _U32(0x85EBCA6B))
     h = _U32(_U32(h ^ _U32(h >> _U32(13))) * _U32(0xC2B2AE35))
@@ -103,25 +103,25 @@ def drawn(index: int, seed: int) -> np.int32:
 
 @part
 def shifted(r: np.int32, shift: np.uint8) -> np.int32:
-    """R half a scale on, where it is shifted."""
+    """Return r, or the r of half a scale further if it is shifted."""
     return _I32(r ^ _I32(_I32(shift) << _I32(3)))
 
 
 @part
 def units_of(r: np.int32) -> np.float32:
-    """Units that such a dither adds."""
+    """Return the units of a dither r."""
     return np.float32(_I32(_I32(r * _I32(2)) - _I32(15)))
 
 
 @part
 def _dither(index: int, seed: int) -> np.float32:
-    """Units to add to value `index`."""
+    """Return the units of the dither of value `index`."""
     return units_of(drawn(index, seed))
 
 
 @compiled
 def turn(codes: NDArray[np.int16], seed: int, shifts: Bytes, out: NDArray[np.int16]) -> None:
-    """See `Kernels.turn`, flat; shifts may be none."""
+    """Compute `Kernels.turn` on flat arrays; shifts may be empty."""
     for i in range(codes.size):
         r = drawn(i, seed)
         if shifts.size > 0:
@@ -133,7 +133,7 @@ def turn(codes: NDArray[np.int16], seed: int, shifts: Bytes, out: NDArray[np.int
 def slice_contexts(
     classes: NDArray[np.uint8], seed: int, slices: int, out: NDArray[np.uint8]
 ) -> None:
-    """See `Kernels.slice_contexts`."""
+    """Compute `Kernels.slice_contexts`."""
     width, less = _I32(slices - 1), _I32(SLICES - slices)
     for i in range(classes.size):
         r = drawn(i, seed)
@@ -143,7 +143,7 @@ def slice_contexts(
 
 @compiled
 def to_symbols(codes: NDArray[np.int16], low_bits: int, out: NDArray[np.uint8]) -> None:
-    """See `Kernels.symbols`."""
+    """Compute `Kernels.symbols`."""
     less, last, middle = _I16(low_bits), _I16(LARGEST_SYMBOL), _I16(SYMBOL_ZERO)
     for i in range(codes.size):
         upper = _I16(codes[i] >> less)
@@ -154,7 +154,7 @@ def to_symbols(codes: NDArray[np.int16], low_bits: int, out: NDArray[np.uint8]) 
 
 @part
 def inverse_of(scale: np.float32) -> np.float32:
-    """1 / |scale|, finite also for a scale of zero."""
+    """Return 1 / |scale|, and 0 for a scale of zero."""
     size = np.float32(abs(scale))
     return np.float32(min(_ONE / size, _LARGEST)) if size > _ZERO else _ZERO
 
@@ -168,10 +168,15 @@ def _narrow_codes(
     seed: int | None,
     codes: Bytes,
 ) -> None:
-    """Codes of one token's values; what is NaN gets code 0.
+    """Compute the codes of one token's values; NaN gets code 0.
 
     Args:
-        grid: its bits, and which token it is.
+        x: float32 [tokens, channels].
+        base: Buffer of x's shape, or None.
+        scales: Scales of the values.
+        grid: Number of bits, and index of the token.
+        seed: Seed of the dither, or None.
+        codes: Codes of the token.
     """
     (rows, cols), (bits, t) = scales, grid
     row, last = rows[t if rows.size > 1 else 0], np.float32((1 << bits) - 1)
@@ -193,7 +198,7 @@ def _narrow_codes(
 def quantize_narrow(
     x: Floats, base: Floats | None, scales: ScaleVectors, bits: int, seed: int | None, codes: Bytes
 ) -> None:
-    """See `Kernels.quantize`."""
+    """Compute `Kernels.quantize` for a narrow grid."""
     for t in range(x.shape[0]):
         _narrow_codes(x, base, scales, (bits, t), seed, codes[t])
 
@@ -202,7 +207,7 @@ def quantize_narrow(
 def quantize_pack(
     x: Floats, base: Floats | None, scales: ScaleVectors, bits: int, seed: int | None, packed: Bytes
 ) -> None:
-    """See `Kernels.quantize_pack`; a token's codes stay in the first-level cache."""
+    """Compute `Kernels.quantize_pack`; a token's codes stay in the first-level cache."""
     codes = np.empty(x.shape[1], np.uint8)
     packed[:] = 0
     for t in range(x.shape[0]):
@@ -227,7 +232,7 @@ def _prepare_dequantize(
 def dequantize_narrow(
     codes: Codes, base: Floats | None, scales: ScaleVectors, bits: int, seed: int | None, x: Floats
 ) -> None:
-    """See `Kernels.dequantize`; units are whole numbers below 2^14, exact in any order."""
+    """Compute `Kernels.dequantize`; units are integers below 2^14, exact in any order."""
     tokens, channels = codes.shape
     unit, lowest = np.empty(channels, np.float32), np.empty(channels, np.float32)
     for t in range(tokens):
@@ -245,7 +250,7 @@ def dequantize_narrow(
 
 @part
 def invert_scales(scales: ScaleVectors, t: int, inverse: Floats) -> None:
-    """One over each scale of token t; left as they are where the first row is all tokens'."""
+    """Compute the inverse scales of token t; only for the first token if all share a row."""
     if t < scales[0].size:
         for c in range(inverse.size):
             inverse[c] = inverse_of(scale_of(scales[0][t], scales[1][c]))
@@ -253,7 +258,7 @@ def invert_scales(scales: ScaleVectors, t: int, inverse: Floats) -> None:
 
 @part
 def wide_code(ratio: np.float32, units: np.float32) -> np.float32:
-    """The code of a value over its scale, with so many units of dither."""
+    """Return the code of a value in scales, with dither in units."""
     code = ratio if ratio > -MOST_CODE else -MOST_CODE
     code = code if code < MOST_CODE else MOST_CODE
     nearest = np.rint(np.float32(code - units * _PER_UNITS))
@@ -265,7 +270,7 @@ def wide_code(ratio: np.float32, units: np.float32) -> np.float32:
 def quantize_wide(
     x: Floats, base: Floats | None, scales: ScaleVectors, seed: int | None, codes: Codes
 ) -> None:
-    """See `Kernels.quantize`."""
+    """Compute `Kernels.quantize` for a wide grid."""
     tokens, channels = x.shape
     inverse = np.empty(channels, np.float32)
     for t in range(tokens):
@@ -280,14 +285,14 @@ def quantize_wide(
 
 @part
 def draw(first: int, seed: int, out: NDArray[np.int32]) -> None:
-    """The r of a row of values, the first of which is value `first`."""
+    """Fill `out` with the r of consecutive values from `first` on."""
     for c in range(out.size):
         out[c] = drawn(first + c, seed)
 
 
 @part
 def _draw_shifted(first: int, dither: tuple[int, Bytes], out: NDArray[np.int32]) -> None:
-    """The r of a row of values, shifted where there are shifts."""
+    """Fill `out` with the r of consecutive values, shifted where there are shifts."""
     seed, shifts = dither
     draw(first, seed, out)
     if shifts.size > 0:
@@ -300,7 +305,7 @@ def _draw_shifted(first: int, dither: tuple[int, Bytes], out: NDArray[np.int32])
 def to_contexts(
     row: np.uint8, cols: Codes, drawn_of: NDArray[np.int32], slices: int, out: Codes
 ) -> None:
-    """Contexts of a token's values, from its class, all channels' and the r of their dither."""
+    """Compute the contexts of a token's values from classes and dither."""
     width, less = _I32(max(slices - 1, 0)), _I32(SLICES - slices)
     for c in range(cols.size):
         far = (
@@ -318,11 +323,15 @@ def quantize_symbols(
     coding: tuple[Codes, Codes, int, int],
     out: tuple[Codes, Codes, Codes],
 ) -> None:
-    """See `Kernels.quantize_symbols`; a token's dither is drawn once, and waits in the cache.
+    """Compute `Kernels.quantize_symbols`; a token's dither is drawn once.
 
     Args:
-        coding: classes of tokens and of channels, slices, and lower bits.
-        out: codes, symbols and contexts, [tokens, channels].
+        x: float32 [tokens, channels].
+        base: Buffer of x's shape, or None.
+        scales: Scales of the values.
+        seed: Seed of the dither, or None.
+        coding: Classes of tokens and of channels, slices, and lower bits.
+        out: Codes, symbols and contexts, [tokens, channels].
     """
     rows, cols, slices, low_bits = coding
     codes, symbols, contexts = out
@@ -354,10 +363,15 @@ def dequantize_wide(
     dither: tuple[int, Bytes] | None,
     x: Floats,
 ) -> None:
-    """See `Kernels.dequantize`; units are whole numbers of at most 2^20, exact in any order.
+    """Compute `Kernels.dequantize`; units are integers up to 2^20, exact in any order.
 
     Args:
-        dither: its seed, and shifts, flat, or none of them.
+        codes: int16 [tokens, channels].
+        base: Buffer of the same shape, or None.
+        scales: Scales of the values.
+        shrink: Shift toward zero in units.
+        dither: Seed, and flat shifts, possibly empty; None without dither.
+        x: float32 [tokens, channels].
     """
     tokens, channels = codes.shape
     unit, less = np.empty(channels, np.float32), np.float32(shrink)
@@ -382,21 +396,19 @@ def dequantize_wide(
             x[t, c] = value
 
 
-# ---- loops that rearrange: codes into planes of bits and back, and tiles by Hadamard's matrix
-#
-# For one thread of a CPU. Knows arrays; knows no tensors.
+# ---- packing of codes into bit planes, and the Hadamard transform of tiles
 
 _U64 = np.uint64
 _BLOCK = 4096
-"""Bytes of a plane that stay in the first-level cache while their codes come one part at a time."""
+"""Bytes of a plane that stay in the first-level cache while their codes arrive part by part."""
 
 
 @part
 def _append_to(plane: Bytes, width: int, codes: Bytes, first: int) -> None:
-    """Codes' lowest bits into a plane, and off the codes.
+    """Move the lowest bits of codes into a plane.
 
-    A byte's codes come in the order of its bits. `width` is a constant wherever this is called:
-    vectors of bytes are shifted ten times as fast by one.
+    The codes of a byte arrive in the order of its bits. `width` is a constant in every call,
+    because byte vectors are shifted ten times as fast by a constant.
     """
     mask, done = _U8((1 << width) - 1), 0
     while done < codes.size:
@@ -412,7 +424,7 @@ def _append_to(plane: Bytes, width: int, codes: Bytes, first: int) -> None:
 
 @part
 def _append(codes: Bytes, first: int, bits: int, packed: Bytes) -> None:
-    """Codes of values from `first` on to planes that have those before it; uses the codes up."""
+    """Append codes of values from `first` on to the planes, consuming the codes."""
     eighth = packed.size // bits
     if bits & 1:
         _append_to(packed[(bits - 1) * eighth :], 1, codes, first)
@@ -426,13 +438,13 @@ def _append(codes: Bytes, first: int, bits: int, packed: Bytes) -> None:
 
 @part
 def _fill_up(count: int, bits: int, packed: Bytes) -> None:
-    """Zeros behind the last code, up to a multiple of 8."""
+    """Append zeros behind the last code, up to a multiple of 8."""
     _append(np.zeros(-count % 8, np.uint8), count, bits, packed)
 
 
 @compiled
 def pack(codes: Bytes, bits: int, packed: Bytes) -> None:
-    """See `Kernels.pack`."""
+    """Compute `Kernels.pack`."""
     packed[:] = 0
     for first in range(0, codes.size, _BLOCK):
         _append(codes[first : first + _BLOCK].copy(), first, bits, packed)
@@ -441,7 +453,7 @@ def pack(codes: Bytes, bits: int, packed: Bytes) -> None:
 
 @compiled
 def unpack_plane(plane: Bytes, width: int, shift: int, codes: Bytes) -> None:
-    """Add a plane's bits to codes that have zeros in their place."""
+    """Add the bits of a plane to codes that have zeros in their place."""
     mask = _U8((1 << width) - 1)
     for first in range(0, plane.size, _BLOCK):
         block = plane[first : first + _BLOCK]
@@ -456,10 +468,10 @@ def unpack_plane(plane: Bytes, width: int, shift: int, codes: Bytes) -> None:
 
 @part
 def _butterflies(source: Floats, target: Floats) -> None:
-    """Neighbours to their sum, in the first half, and their difference, in the second.
+    """Write sums of neighbours to the first half and differences to the second.
 
-    That moves an index's lowest bit to the top, so the next pass meets the next stride, and after
-    all of them each value is in its place: every pass is the same long loop.
+    This moves the lowest bit of an index to the top, so the next pass has the next stride, and
+    after all passes each value is in its place. Every pass is therefore the same long loop.
     """
     half = source.size // 2
     sums, differences = target[:half], target[half:]
@@ -471,7 +483,7 @@ def _butterflies(source: Floats, target: Floats) -> None:
 
 @compiled
 def hadamard(x: Floats, y: Floats) -> None:
-    """See `Kernels.hadamard`; float32 [tiles, tile] into y."""
+    """Compute `Kernels.hadamard` on float32 [tiles, tile]."""
     tile, passes = x.shape[1], 0
     while 1 << passes < tile:
         passes += 1
@@ -486,9 +498,9 @@ def hadamard(x: Floats, y: Floats) -> None:
             y[t] = source
 
 
-# ---- loops of stored buffers: to whole multiples of a channel's scale times a block's, and back
+# ---- stored buffers: multiples of a channel's scale times a block's
 #
-# Exact or correctly rounded value by value, see `Kernels.magnitudes`.
+# Every value is exact or correctly rounded, see `Kernels.magnitudes`.
 
 Patterns = NDArray[np.int32]
 
@@ -498,7 +510,7 @@ _ROUND_UP = np.int32((1 << CUT) - 1)
 
 @compiled
 def magnitudes(x: Patterns, sums: Patterns, counts: Patterns, largest: Patterns) -> None:
-    """See `Kernels.magnitudes`; x as patterns."""
+    """Compute `Kernels.magnitudes` on patterns."""
     peak = _I32(0)
     for t in range(x.shape[0]):
         for c in range(x.shape[1]):
@@ -528,7 +540,7 @@ def _inverse_of_pattern(pattern: np.int32) -> np.float32:
 def quantize_blocks(
     x: Floats, inverse: Floats, inverse_reach: np.float32, last: int, blocks: Patterns, codes: Bytes
 ) -> None:
-    """See `Kernels.quantize_blocks`; a token waits in the first-level cache meanwhile."""
+    """Compute `Kernels.quantize_blocks`; a token stays in the first-level cache."""
     tokens, channels = x.shape
     token = np.empty(channels, np.float32)
     top, middle = np.float32(last), _I32(last + 1)
@@ -552,7 +564,7 @@ def quantize_blocks(
 
 @compiled
 def dequantize_blocks(codes: Bytes, blocks: Floats, scales: Floats, middle: int, x: Floats) -> None:
-    """See `Kernels.dequantize_blocks`."""
+    """Compute `Kernels.dequantize_blocks`."""
     for t in range(codes.shape[0]):
         for b in range(blocks.shape[1]):
             block = blocks[t, b]

@@ -1,7 +1,7 @@
-"""Loops of an encoder's plan, for one thread of a CPU. Knows arrays; knows no tensors.
+"""Loops of an encoder's plan, for one CPU thread, on arrays.
 
-Planning looks at a sample on the host, wherever the tensor lies, so there is no other backend's
-loop to agree with: floats may round as they like.
+Plans use a sample on the host, wherever the tensor is. No other backend has to agree, so floats may
+round freely.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def _inverse(square: float) -> float:
 
 @compiled_loosely
 def relative_squares(x: Floats, rounds: int, rows: Doubles, cols: Doubles) -> None:
-    """Tokens' mean squares once channels are brought to one spread, and channels' once tokens are.
+    """Compute mean squares of tokens with normalised channels, and the other way round.
 
-    Otherwise one channel that sticks out would be all that a token's spread tells of. Tokens and
-    channels are brought to one spread in turn, so that neither hides the other.
+    One outlying channel would otherwise determine a token's spread. Tokens and channels are
+    normalised in turn.
     """
     tokens, channels = x.shape
     inverse = np.zeros(channels)
@@ -83,7 +83,7 @@ def relative_squares(x: Floats, rounds: int, rows: Doubles, cols: Doubles) -> No
 
 @compiled
 def inverse_spreads(x: Floats, inverse: Floats) -> None:
-    """One over each channel's spread once tokens are brought to one; 0 for one of zeros."""
+    """Compute the inverse spread of each channel with normalised tokens; 0 for zeros."""
     rows, cols = np.empty(x.shape[0]), np.empty(x.shape[1])
     relative_squares(x, 1, rows, cols)
     for c in range(cols.size):
@@ -92,11 +92,13 @@ def inverse_spreads(x: Floats, inverse: Floats) -> None:
 
 @compiled
 def fit(scales: Floats, errors: Floats, penalties: Floats, multiples: Floats) -> None:
-    """Multiply each group's covering scale by the multiple that errs least.
+    """Multiply each group's covering scale by the multiple with the least error.
 
     Args:
-        errors: [multiples, groups].
-        penalties: what a multiple errs beside that, in each group.
+        scales: Covering scales of groups; modified in place.
+        errors: Squared errors, [multiples, groups].
+        penalties: Further error of each multiple.
+        multiples: Candidate multiples.
     """
     least, best = errors[0] + penalties[0], np.full(scales.size, multiples[0])
     for k in range(1, multiples.size):
@@ -110,7 +112,7 @@ def fit(scales: Floats, errors: Floats, penalties: Floats, multiples: Floats) ->
 
 @compiled
 def to_bfloat16(scales: Floats, largest: np.float32) -> None:
-    """The nearest bfloat16 for each scale, up to `largest`; 0 for what is too small to be one."""
+    """Round each scale to a bfloat16 up to `largest`; too small ones become 0."""
     for c in range(scales.size):
         size = scale_of(np.float32(min(abs(scales[c]), largest)), _ONE)
         size = size if size >= _MIN_SCALE else _ZERO
@@ -119,9 +121,9 @@ def to_bfloat16(scales: Floats, largest: np.float32) -> None:
 
 @lru_cache(maxsize=8)  # samples are of one size, or of a few
 def trellis_errors(count: int) -> Doubles:
-    """So many errors in scales, as a trellis makes them and nearly so spread, see `TRELLIS_ERRORS`.
+    """Return `count` errors in scales, distributed like those of a trellis, see `TRELLIS_ERRORS`.
 
-    Float64 [count], not to be written to.
+    The result, float64 [count], is cached and must not be modified.
     """
     errors = np.empty(count)
     _draw_errors(errors)
@@ -140,7 +142,7 @@ def _draw_errors(errors: Doubles) -> None:
 def _dithered(
     scaled: Doubles, scale: float, errors: Doubles, whole: Integers, far: Integers
 ) -> None:
-    """Codes of the values, turned as their dither says, and how far that is from its nearer end."""
+    """Compute folded codes of the values, and the distance of their dither to its nearer end."""
     for i in range(scaled.size):
         code, r = scaled[i] / scale, drawn(i, 0)
         if errors.size > 0:
@@ -162,18 +164,18 @@ def tally(
     dither: tuple[int, Doubles],
     counts: Counts,
 ) -> int:
-    """Count the symbols in their contexts that a wide grid makes of a sample.
+    """Count the symbols by context that a wide grid makes of a sample.
 
     Args:
-        scaled: [n], every so many values of a tensor, in scales of level 0.
-        grid: the scale, and how many lower bits a symbol does not have.
-        classes: of all tokens and of all channels.
-        dither: slices, which say what is known of it, without any there is none; and the errors
-            that codes along a trellis make, which are known but for a draw, else none.
-        counts: zeros, [contexts, 256].
+        scaled: Sampled values in scales of level 0, [n].
+        every: Stride of the sample.
+        grid: Scale, and number of lower bits that a symbol omits.
+        classes: Classes of all tokens and of all channels.
+        dither: Number of slices, 0 without dither; and the errors of a trellis, empty without one.
+        counts: Zeros, [contexts, 256].
 
     Returns:
-        How many are too large for a symbol.
+        The number of codes that are too large for a symbol.
     """
     (scale, low_bits), (rows, cols), (slices, errors) = grid, classes, dither
     whole, far = np.empty(scaled.size, np.int32), np.zeros(scaled.size, np.int32)
@@ -197,9 +199,10 @@ def tally(
 
 
 def _hidden_bits() -> Doubles:
-    """Of a symbol that a sample has n times: what all of them take beyond n log2(total / n).
+    """Return the bits that symbols seen n times cost beyond n log2(total / n) in the whole tensor.
 
-    Grassberger 2003, Entropy estimates from insufficient samplings (physics/0307138), equation 27.
+    Source: Grassberger 2003, Entropy estimates from insufficient samplings (physics/0307138),
+    equation 27.
     """
     digamma, hidden = -_EULER - math.log(2), [0.0]
     for n in range(1, _FEW):
@@ -213,12 +216,13 @@ _HIDDEN_BITS = _hidden_bits()
 
 @compiled
 def entropy(counts: Counts) -> tuple[float, float, int, int]:
-    """Bits of symbols with these counts, [contexts, 256], coded ideally.
+    """Return the ideal size of symbols with these counts, [contexts, 256].
 
     Returns:
-        The bits, by the shares of the symbols; how much too few that is for what the counts are a
-        small sample of, since shares fit a sample better than the rest; how many places there are
-        from each context's first symbol to its last; and how many symbols were seen once.
+        The bits by the sample's frequencies; their bias, because frequencies fit a sample better
+        than
+        the whole tensor; the number of places from each context's first to its last symbol; and the
+        number of symbols seen once.
     """
     bits, hidden, places, once = 0.0, 0.0, 0, 0
     for k in range(counts.shape[0]):

@@ -1,6 +1,6 @@
-"""Viterbi's algorithm for `Kernels.trellis_symbols`, for one thread of a CPU. Knows arrays alone.
+"""Viterbi's algorithm for `Kernels.trellis_symbols`, for one CPU thread, on arrays.
 
-Lanes are side by side, so the CPU takes a row of them at once.
+Lanes are adjacent in memory, so the CPU processes a row of them at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _I32, _U8 = np.int32, np.uint8
 _NEVER = np.float32(1e4)
 _MOST_EVEN = np.float32(LARGEST_SYMBOL - 1)
 Written = tuple[Codes, Bytes, Bytes]
-"""Codes, symbols and contexts; the last are those without a shift before it is known."""
+"""Codes, symbols and contexts; contexts exclude the shift until it is known."""
 
 
 @part
@@ -44,10 +44,13 @@ def _off_even(way: np.float32) -> np.float32:
 
 @part
 def _forward_row(ratio: Floats, dithers: Floats, costs: Floats, befores: Bytes) -> None:
-    """Costs of the four states of each lane after a row, and of each the shift before its last.
+    """Update the costs of each lane's four states by a row, and record the way.
 
     Args:
-        costs: [4, lanes]; of a state its next shift and, in the lower bit, its last one.
+        ratio: Values in scales.
+        dithers: Dither of the values in scales.
+        costs: [4, lanes]; the bits of a state are its next shift and, lower, its last one.
+        befores: Shift before the last one, one bit for each state.
     """
     for lane in range(ratio.size):
         here = ratio[lane]
@@ -73,7 +76,7 @@ def _forward_row(ratio: Floats, dithers: Floats, costs: Floats, befores: Bytes) 
 
 @part
 def _ratios(x: Floats, base: Floats | None, per_scale: Floats, ratio: Floats) -> None:
-    """A token's values, or their changes, in scales; no larger than codes are."""
+    """Compute a token's values, or their changes, in scales, clipped to the largest code."""
     for c in range(x.size):
         change = x[c]
         if base is not None:
@@ -94,7 +97,7 @@ def _best_end(costs: Floats, lane: int) -> int:
 
 @part
 def _backward_row(befores: Bytes, states: NDArray[np.int32], shifts: Bytes, lowest: Bytes) -> None:
-    """A row of the best path, and where it was before."""
+    """Trace a row of the best path backward."""
     for lane in range(befores.size):
         state = states[lane]
         before = _I32(_I32(_I32(befores[lane]) >> state) & _I32(1))
@@ -108,10 +111,14 @@ def _backward_row(befores: Bytes, states: NDArray[np.int32], shifts: Bytes, lowe
 def _write_along(
     ratio: Floats, first: int, coder: tuple[int, int], path: tuple[Bytes, Bytes], out: Written
 ) -> None:
-    """The nearest codes with those shifts and lowest bits, turned, and what the coder has of them.
+    """Write the nearest codes with given shifts and lowest bits, folded, with symbols and contexts.
 
     Args:
-        coder: the dither's seed, and what changes a context to that of a shifted dither.
+        ratio: Values in scales.
+        first: Index of the first value.
+        coder: Seed of the dither, and the mask that a shift applies to a context.
+        path: Shifts and lowest bits.
+        out: Codes, symbols and contexts.
     """
     (seed, flip), (shifts, lowest) = coder, path
     codes, symbols, contexts = out
@@ -132,7 +139,7 @@ def _write_along(
 def _write_segment(
     ratio: Floats, first: int, coder: tuple[int, int, int], shifts: Bytes, out: Written
 ) -> None:
-    """The best path through a segment, and what is written along it."""
+    """Find the best path through a segment and write it."""
     seed, flip, lanes = coder
     costs, dithers = np.full((4, lanes), _NEVER, np.float32), np.empty(lanes, np.float32)
     costs[0] = _ZERO
@@ -161,12 +168,15 @@ def trellis_symbols(
     coding: tuple[Codes, Codes, int],
     out: tuple[Codes, Bytes, Bytes, Bytes],
 ) -> None:
-    """See `Kernels.trellis_symbols`.
+    """Compute `Kernels.trellis_symbols`.
 
     Args:
-        coder: the dither's seed, what changes a context to that of a shifted dither, and lanes.
-        coding: classes of tokens and of channels, and slices.
-        out: codes, symbols, contexts and shifts, flat.
+        x: float32 [tokens, channels].
+        base: Buffer of x's shape, or None.
+        scales: Scales of the values.
+        coder: Seed of the dither, the mask that a shift applies to a context, and lanes.
+        coding: Classes of tokens and of channels, and slices.
+        out: Codes, symbols, contexts and shifts, flat.
     """
     (codes, symbols, contexts, shifts), (rows, cols, slices) = out, coding
     tokens, channels = x.shape
@@ -186,12 +196,12 @@ def trellis_symbols(
 
 @compiled
 def shifts_of(symbols: Bytes, lanes: int, shifts: Bytes) -> None:
-    """See `Kernels.shifts_of`."""
+    """Compute `Kernels.shifts_of`."""
     for first in range(0, symbols.size, SEGMENT):
-        own, told = shifts[first : first + SEGMENT], symbols[first : first + SEGMENT]
+        own, coded = shifts[first : first + SEGMENT], symbols[first : first + SEGMENT]
         own[: 2 * lanes] = 0
         for i in range(lanes, own.size):
-            own[i] = told[i - lanes] & _U8(1)
+            own[i] = coded[i - lanes] & _U8(1)
         for at in range(2 * lanes, own.size, lanes):
             row, before = own[at : at + lanes], own[at - 2 * lanes : at - lanes]
             for lane in range(row.size):

@@ -1,8 +1,8 @@
 """The Triton backend: for GPUs, or for any tensors in Triton's interpreter (TRITON_INTERPRET=1).
 
-Kernels of grids are in `cuda_grid`; here are those that look at values and symbols as a whole:
-moments, errors, counts, rotations, and the entropy coder. Programs add up what they see, in an
-order of their own but always the same: an encoder's bytes do not change from run to run.
+Kernels of grids are in `cuda_grid`; this module has reductions and the entropy coder: moments,
+errors, histograms, rotations, symbols. Programs sum in a fixed order, so that an encoder's bytes do
+not change from run to run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from swarm_ft.codec.kernels.cuda_trellis import TritonTrellis
 
 # ---- Triton kernels of the rANS coder: a program of one warp for each segment, a thread for a lane
 #
-# Knows symbols and frequencies; knows nothing of grids. What bounds it is the chain from a state
-# to the lane's next, so whatever does not hang on the state is done before, or loaded a row
-# ahead.
+# The dependency of a lane's states on each other limits the speed. Everything that does not depend
+# on the state is therefore computed before, or loaded a row ahead.
 
 _MIN_STATE = tl.constexpr(MIN_STATE)
 _PROBABILITY_BITS = tl.constexpr(PROBABILITY_BITS)
@@ -47,7 +46,7 @@ def _look_up(
     count: tl.tensor,
     block: tl.constexpr,
 ) -> None:
-    """Of each symbol, frequency and, in the upper half, start: what can be done side by side."""
+    """Look up each symbol's frequency and, in the upper half, its start, in parallel."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     symbol = tl.load(symbols + at, mask=at < count, other=0).to(tl.int32)
     entry = tl.load(contexts + at, mask=at < count, other=0).to(tl.int32) * 256 + symbol
@@ -64,7 +63,7 @@ def _encode(
     count: tl.tensor,
     lanes: tl.constexpr,
 ) -> None:
-    """Code a segment from its end; its words fill its part of the scratch from the end, too."""
+    """Encode a segment from its end; its words fill its part of the scratch from the end."""
     first = tl.program_id(0).to(tl.int64) * _SEGMENT
     end = tl.minimum(first + _SEGMENT, count)
     at, state = end, tl.full([lanes], _MIN_STATE, tl.uint32)
@@ -97,7 +96,7 @@ def _gather(
     count: tl.tensor,
     block: tl.constexpr,
 ) -> None:
-    """Move a block of a segment's words from its part of the scratch to their place."""
+    """Move a block of a segment's words from the scratch to their place."""
     segment = tl.program_id(0)
     size, end = tl.load(counts + segment), tl.load(ends + segment)
     source = tl.minimum((segment.to(tl.int64) + 1) * _SEGMENT, count) - size
@@ -121,10 +120,21 @@ def _decode(
     flip: tl.tensor,
     lanes: tl.constexpr,
 ) -> None:
-    """Decode a segment. States are a stranger's, so they have 64 bits, as in the reference.
+    """Decode a segment. States may be hostile, so they have 64 bits, as in the reference.
 
     Args:
-        tables: frequencies and starts [contexts, 256], and the symbols of slots [contexts, 4096].
+        symbols: Decoded symbols.
+        is_intact: Flag of each segment.
+        states: Initial states.
+        counts: Words of each segment.
+        ends: End of each segment's words.
+        words: All words.
+        num_words: Number of words.
+        contexts: Contexts of all symbols.
+        tables: Frequencies and starts [contexts, 256], and the symbols of slots [contexts, 4096].
+        count: Number of symbols.
+        flip: See `Kernels.decode_symbols`.
+        lanes: Number of lanes.
     """
     first = tl.program_id(0).to(tl.int64) * _SEGMENT
     last = tl.minimum(first + _SEGMENT, count)
@@ -159,13 +169,13 @@ def _decode(
 
 
 def _tables(frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Frequencies and starts, int32 [contexts, 256]."""
+    """Return frequencies and starts, int32 [contexts, 256]."""
     starts = frequencies.cumsum(1, dtype=torch.int32) - frequencies
     return frequencies.contiguous(), starts
 
 
 def _slots(frequencies: Tensor) -> Tensor:
-    """The symbol of each slot, uint8 [contexts, 4096]."""
+    """Return the symbol of each slot, uint8 [contexts, 4096]."""
     ends = frequencies.cumsum(1, dtype=torch.int32)
     slots = torch.arange(1 << PROBABILITY_BITS, dtype=torch.int32, device=ends.device)
     slots = slots.expand(len(ends), -1).contiguous()
@@ -177,15 +187,15 @@ _ERRORS_TILE = 2048
 _CHUNK = 4096
 _CHUNKS = 4
 _CONTEXTS_AT_ONCE = 16
-"""Contexts whose counts fit into a program's registers."""
+"""Number of contexts whose counts fit into a program's registers."""
 _ROTATED = 1024
 _MOST_ROTATED = 4096
-"""Values that a program holds to rotate them."""
+"""Minimum and maximum number of values that a program rotates."""
 
 
 @triton.jit
 def _peaks(bits: tl.tensor, axis: tl.constexpr) -> tl.tensor:
-    """Largest magnitudes from their bits: in the order of the numbers, and NaN beyond infinity."""
+    """Return the largest magnitudes from their bits, which sort like the numbers."""
     return tl.max(bits, axis=axis).to(tl.float32, bitcast=True)
 
 
@@ -200,7 +210,7 @@ def _moments(
     height: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """One tile's sums and peaks, to [tiles across, tokens] and to [tiles downward, channels]."""
+    """Store one tile's sums and peaks, to [tiles across, tokens] and [tiles downward, channels]."""
     t, c = tile_place(height, width)
     change = load_change(x, base, t * channels + c, (t < tokens) & (c < channels))
     sizes = change.to(tl.int32, bitcast=True) & 0x7FFFFFFF
@@ -230,7 +240,7 @@ def _grid_errors(
     height: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """One tile's sums for all multiples, to errors [tiles downward, multiples, channels]."""
+    """Store one tile's sums for all multiples, to errors [tiles downward, multiples, channels]."""
     t, c = tile_place(height, width)
     is_there = (t < tokens) & (c < channels)
     change = load_change(x, base, t * channels + c, is_there)
@@ -258,7 +268,7 @@ def _histogram(
     chunk: tl.constexpr,
     chunks: tl.constexpr,
 ) -> None:
-    """Counts of some chunks, for as many contexts as `bins` has room for."""
+    """Count some chunks for as many contexts as `bins` has room for."""
     first = tl.program_id(1) * bins
     begin = tl.program_id(0).to(tl.int64) * chunk * chunks
     seen = tl.zeros([bins], tl.int32)
@@ -276,7 +286,7 @@ def _histogram(
 def _hadamard(
     y: tl.tensor, x: tl.tensor, count: tl.tensor, stages: tl.constexpr, log_block: tl.constexpr
 ) -> None:
-    """Butterflies of strides 1 to 2^(stages - 1), in a block seen as a cube of two each way."""
+    """Apply butterflies of strides 1 to 2^(stages - 1) to a block, viewed as a hypercube."""
     block: tl.constexpr = 1 << log_block
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     cube = tl.reshape(tl.load(x + at, mask=at < count, other=0.0), [2] * log_block)
@@ -290,10 +300,9 @@ def _hadamard(
 
 
 class TritonKernels(TritonTrellis):
-    """See `Kernels`."""
+    """Backend for CUDA tensors."""
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See `Kernels.moments`."""
         tokens, channels = x.shape
         tile = tile_of(x.shape, _MOMENTS_TILE)
         grid = downward, across = tiles(x.shape, tile)
@@ -309,7 +318,6 @@ class TritonKernels(TritonTrellis):
     def grid_errors(
         self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
     ) -> Tensor:
-        """See `Kernels.grid_errors`."""
         tile = tile_of(x.shape, _ERRORS_TILE)
         grid = tiles(x.shape, tile)
         errors = torch.empty((grid[0], len(multiples), x.shape[1]), device=x.device)
@@ -320,7 +328,6 @@ class TritonKernels(TritonTrellis):
         return errors.sum(0)
 
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
-        """See `Kernels.histogram`."""
         counts = torch.zeros((num_contexts, 256), dtype=torch.int64, device=codes.device)
         at_once = min(triton.next_power_of_2(num_contexts), _CONTEXTS_AT_ONCE)
         grid = triton.cdiv(len(codes), _CHUNK * _CHUNKS), triton.cdiv(num_contexts, at_once)
@@ -332,7 +339,6 @@ class TritonKernels(TritonTrellis):
     def encode_symbols(
         self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
     ) -> Coded:
-        """See `Kernels.encode_symbols`; waits once, to know how many words there are."""
         count, device = len(symbols), symbols.device
         segments = triton.cdiv(count, SEGMENT)
         states = torch.empty((segments, lanes), dtype=torch.int64, device=device)
@@ -352,7 +358,6 @@ class TritonKernels(TritonTrellis):
     def decode_symbols(
         self, coded: Coded, contexts: Tensor, frequencies: Tensor, flip: int = 0
     ) -> tuple[Tensor, bool]:
-        """See `Kernels.decode_symbols`; waits for the device once, for the verdict."""
         segments, lanes = coded.states.shape
         symbols = torch.empty(len(contexts), dtype=torch.uint8, device=contexts.device)
         is_intact = torch.empty(segments, dtype=torch.int8, device=contexts.device)
@@ -364,7 +369,6 @@ class TritonKernels(TritonTrellis):
         return symbols, bool(is_intact.all())
 
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
-        """See `Kernels.hadamard`; the strides that are too wide for a program are torch's."""
         x = x.contiguous()
         y, inside = torch.empty_like(x), min(tile, _MOST_ROTATED)
         block = max(inside, _ROTATED)

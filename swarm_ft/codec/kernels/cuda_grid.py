@@ -1,7 +1,7 @@
-"""Triton kernels of grids: from values to codes and back.
+"""Triton kernels between values and codes.
 
-Knows how tensors are cut into tiles; knows no packing and no choice of scales. All of it is bound
-by memory: a kernel touches each value once, and works out a tile's scales beside it.
+Memory bounds all of them: a kernel reads each value once and computes the scales of a tile along
+with it.
 """
 
 from __future__ import annotations
@@ -38,40 +38,40 @@ _COARSE = tl.constexpr(COARSE)
 _MOST = tl.constexpr(MAX_CODE // COARSE)
 _TILE = 2048
 _WIDEST = 256
-"""Columns of a tile at most: enough for whole cache lines, few enough to fit most tensors."""
+"""Maximum width of a tile: enough for whole cache lines, few enough to fit most tensors."""
 
 EXACT = {"enable_fp_fusion": False}
-"""For launches whose bits matter: a sum fused with a product that overflows would stay finite."""
+"""Launch options for bit-exact kernels: a fused sum could hide the overflow of a product."""
 
 
 def device_of(x: Tensor) -> AbstractContextManager[object]:
-    """Kernels are launched on the current device, whatever their tensors': make it x's."""
+    """Make the device of x the current one, on which kernels are launched."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def tile_of(shape: Sequence[int], size: int) -> dict[str, int]:
-    """Height and width, both powers of two, of tiles of at most `size` values."""
+    """Return the height and width, both powers of two, of tiles of at most `size` values."""
     tokens, channels = shape
     width = min(triton.next_power_of_2(channels), _WIDEST)
     return {"height": min(triton.next_power_of_2(tokens), size // width), "width": width}
 
 
 def tiles(shape: Sequence[int], tile: dict[str, int]) -> tuple[int, int]:
-    """How many tiles cover a tensor, downward and across."""
+    """Return the number of tiles that cover a tensor, downward and across."""
     tokens, channels = shape
     return triton.cdiv(tokens, tile["height"]), triton.cdiv(channels, tile["width"])
 
 
 @triton.jit
 def tile_place(height: tl.constexpr, width: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """This program's tokens, int64 [height, 1], and channels, [1, width]."""
+    """Return this program's tokens, int64 [height, 1], and channels, [1, width]."""
     t = tl.program_id(0).to(tl.int64) * height + tl.arange(0, height)
     return t[:, None], (tl.program_id(1) * width + tl.arange(0, width))[None, :]
 
 
 @triton.jit
 def load_change(x: tl.tensor, base: tl.tensor, at: tl.tensor, is_there: tl.tensor) -> tl.tensor:
-    """The values of x, or of x - base, at `at`; zeros where there are none."""
+    """Load the values of x, or of x - base; zeros outside of the tensor."""
     change = tl.load(x + at, mask=is_there, other=0.0)
     if base is not None:
         change -= tl.load(base + at, mask=is_there, other=0.0)
@@ -80,9 +80,9 @@ def load_change(x: tl.tensor, base: tl.tensor, at: tl.tensor, is_there: tl.tenso
 
 @triton.jit
 def nearest(x: tl.tensor) -> tl.tensor:
-    """The whole number nearest to x, as int32, ties to even, for |x| < 2^22.
+    """Round |x| < 2^22 to int32, ties to even.
 
-    After 1.5 * 2^23 is added, a float32 has no bit below one: its own bits are that number.
+    After the addition of 1.5 * 2^23 a float32 has no bits below one, so its bits hold the integer.
     """
     return (x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
 
@@ -91,7 +91,7 @@ def nearest(x: tl.tensor) -> tl.tensor:
 def load_factor(
     factors: tl.tensor, at: tl.tensor, count: tl.tensor, is_one: tl.constexpr
 ) -> tl.tensor:
-    """Rows or cols of `Scales` in the shape of `at`; [1, 1] where one stands for all."""
+    """Load rows or cols of `Scales` in the shape of `at`; [1, 1] if one is shared by all."""
     if is_one:
         factor = tl.load(factors + tl.zeros([1, 1], tl.int32))
     else:
@@ -101,9 +101,10 @@ def load_factor(
 
 @triton.jit
 def scale_from(row: tl.tensor, col: tl.tensor) -> tl.tensor:
-    """bfloat16(row * col) as float32, of no larger a shape than it needs."""
+    """Return bfloat16(row * col) as float32, in the smallest shape."""
     product = row * col
-    # By hand: not every card converts to the nearest with ties to even, nor does the interpreter.
+    # Neither all GPUs nor the interpreter round conversions to nearest even, hence the bit
+    # arithmetic.
     bits = product.to(tl.uint32, bitcast=True)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return tl.where(product == product, bits.to(tl.float32, bitcast=True), product)
@@ -111,7 +112,7 @@ def scale_from(row: tl.tensor, col: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def drawn(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
-    """The r of `Kernels.dequantize`, int32. Only the lower 32 bits of the index matter."""
+    """Return the r of `Kernels.dequantize`, int32; only the lower 32 bits of the index matter."""
     h = (at.to(tl.uint32) * 0x9E3779B1) ^ seed.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
@@ -121,7 +122,7 @@ def drawn(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _shifted(at: tl.tensor, seed: tl.tensor, shifts: tl.tensor, is_there: tl.tensor) -> tl.tensor:
-    """The r of `Kernels.dequantize` on the grid that the shifts, if there are any, say."""
+    """Return the r of `Kernels.dequantize`, with shifts applied if there are any."""
     r = drawn(at, seed)
     if shifts is not None:
         r = r ^ (tl.load(shifts + at, mask=is_there, other=0).to(tl.int32) << 3)
@@ -161,7 +162,7 @@ def _slice_contexts(
 
 @triton.jit
 def lowest_of(scale: tl.tensor, bits: tl.constexpr) -> tl.tensor:
-    """Units of a narrow grid's code 0, int32."""
+    """Return the units of code 0 of a narrow grid, int32."""
     half: tl.constexpr = _UNITS // 2 * ((1 << bits) - 1)
     side: tl.constexpr = _UNITS * ((1 << (bits - 1)) - 1)
     return tl.where(scale < 0, -side, -half)
@@ -169,7 +170,7 @@ def lowest_of(scale: tl.tensor, bits: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def wide_codes(ratio: tl.tensor, units: tl.tensor) -> tl.tensor:
-    """Codes, int32, of a wide grid, for values over their scale, without dither and with it."""
+    """Return the codes of a wide grid, int32, from values in scales without and with dither."""
     fine = nearest(tl.clamp(units * (1.0 / _UNITS), -32768.0, 32768.0))
     coarse = nearest(tl.clamp(ratio * (1.0 / _COARSE), -1.0 * _MOST, 1.0 * _MOST)) * _COARSE
     return tl.where(tl.abs(fine) > _EXACT_CODE, coarse, fine)
@@ -177,7 +178,7 @@ def wide_codes(ratio: tl.tensor, units: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def over_scale(change: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """Values in scales; zeros where the scale is 0."""
+    """Return values in scales; zeros where the scale is 0."""
     return tl.div_rn(change, tl.where(scale == 0, float("inf"), tl.abs(scale)))
 
 
@@ -185,7 +186,7 @@ def over_scale(change: tl.tensor, scale: tl.tensor) -> tl.tensor:
 def to_codes(
     change: tl.tensor, scale: tl.tensor, at: tl.tensor, seed: tl.tensor, bits: tl.constexpr
 ) -> tl.tensor:
-    """Codes, int32, of a grid of `bits` bits, or of a wide one for 0 bits."""
+    """Return the codes, int32, of a grid of `bits` bits, or of a wide grid for 0 bits."""
     ratio = over_scale(change, scale)
     units = ratio * _UNITS
     if seed is not None:
@@ -207,10 +208,14 @@ def to_values(
     shrink: tl.tensor,
     bits: tl.constexpr,
 ) -> tl.tensor:
-    """What int32 codes stand for: units * (scale / 32), exact. For `bits`, see `to_codes`.
+    """Return the values of int32 codes: units * (scale / 32), exact. See `to_codes` for `bits`.
 
     Args:
-        r: of the dither; None without one.
+        codes: Codes.
+        scale: Scales of the values.
+        r: Dither; None without one.
+        shrink: Shift toward zero in units.
+        bits: See `to_codes`.
     """
     units = codes * _UNITS
     if bits > 0:
@@ -251,7 +256,7 @@ def _quantize(
 def load_class(
     classes: tl.tuple, t: tl.tensor, c: tl.tensor, tokens: tl.tensor, channels: tl.tensor
 ) -> tl.tensor:
-    """The class of a tile's values, int32: the sum of their tokens' and their channels'."""
+    """Load the class of a tile's values, int32: the sum of token's and channel's."""
     of_token = tl.load(classes[0] + t, mask=t < tokens, other=0).to(tl.int32)
     return of_token + tl.load(classes[1] + c, mask=c < channels, other=0).to(tl.int32)
 
@@ -267,7 +272,7 @@ def store_symbols(
     slices: tl.tensor,
     low_bits: tl.tensor,
 ) -> None:
-    """Store codes, turned as r says if there is a dither, their symbols and their contexts."""
+    """Store codes, folded by r if there is dither, with their symbols and contexts."""
     if r is not None:
         code = tl.where(r < 8, -code, code)
         far = tl.minimum(r, 15 - r) >> (_SLICES - slices)
@@ -339,18 +344,18 @@ def _dequantize(
 
 
 def factors_of(scales: Scales) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool]]:
-    """Rows and cols, and whether one of them stands for all."""
+    """Return rows and cols, and whether each of them is shared by all."""
     rows, cols = scales.rows.contiguous(), scales.cols.contiguous()
     return (rows, cols), (len(rows) == 1, len(cols) == 1)
 
 
 def _seed_of(grid: Grid) -> int | None:
-    """The grid's seed as `signed` has it."""
+    """Return the grid's seed as a signed number."""
     return None if grid.seed is None else signed(grid.seed)
 
 
 def signed(seed: int) -> int:
-    """A signed 32-bit number: they all have one type, and so one kernel."""
+    """Return a seed as a signed 32-bit number, so that all seeds share one compiled kernel."""
     return (seed ^ 1 << 31) - (1 << 31)
 
 
@@ -362,8 +367,8 @@ def signed(seed: int) -> int:
 
 _STREAMS = 8
 _BLOCK = 256
-"""Codes of each stream, in a program: on an H200 what packs takes two thirds of the time that it
-does with 512 (docs/gpu.md)."""
+"""Codes of each stream in a program; on an H200 packing takes two thirds of the time of 512
+(docs/gpu.md)."""
 
 
 @triton.jit
@@ -405,7 +410,7 @@ def _store_rows(
 def _load_rows(
     packed: tl.tensor, at: tl.tensor, is_there: tl.tensor, stride: tl.tensor, bits: tl.constexpr
 ) -> tl.tuple:
-    """The rows of bytes, as int32."""
+    """Load the rows of bytes as int32."""
     rows: tl.tuple = ()
     for r in tl.static_range(bits):
         row = tl.load(packed + r * stride + at, mask=is_there, other=0)
@@ -415,14 +420,14 @@ def _load_rows(
 
 @triton.jit
 def _part_of(rows: tl.tuple, k: tl.constexpr, w: tl.constexpr, bits: tl.constexpr) -> tl.tensor:
-    """What the plane of w bits has of the codes of stream k."""
+    """Return the bits of stream k's codes in the plane of w bits."""
     byte = rows[bits - (bits & (2 * w - 1)) + k % w]
     return ((byte >> (8 - w - k // w * w)) & ((1 << w) - 1)) << (bits & (w - 1))
 
 
 @triton.jit
 def _code_of(rows: tl.tuple, k: tl.constexpr, bits: tl.constexpr) -> tl.tensor:
-    """The codes of stream k, from the rows of bytes."""
+    """Return the codes of stream k from the rows of bytes."""
     code = tl.zeros_like(rows[0])
     for i in tl.static_range(4):
         if bits & (1 << i):
@@ -532,10 +537,9 @@ def _unpack_dequantize(
 
 
 class TritonGrids(Kernels):
-    """Of `Kernels`, what goes from values to codes and back."""
+    """Part of the backend between values and codes."""
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:
-        """See `Kernels.pack`."""
         packed = torch.empty(packed_bytes(len(codes), bits), dtype=torch.uint8, device=codes.device)
         sizes = len(codes), len(packed) // bits
         launch = _pack[(triton.cdiv(sizes[1], _BLOCK),)]
@@ -544,7 +548,6 @@ class TritonGrids(Kernels):
         return packed
 
     def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
-        """See `Kernels.unpack`."""
         codes = torch.empty(count, dtype=torch.uint8, device=packed.device)
         sizes = count, packed_bytes(count, bits) // bits
         launch = _unpack[(triton.cdiv(sizes[1], _BLOCK),)]
@@ -553,7 +556,6 @@ class TritonGrids(Kernels):
         return codes
 
     def quantize(self, x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
-        """See `Kernels.quantize`."""
         bits = grid.bits if isinstance(grid, NarrowGrid) else 0
         codes = torch.empty(x.shape, dtype=torch.uint8 if bits else torch.int16, device=x.device)
         tensors = codes, x.contiguous(), None if base is None else base.contiguous()
@@ -564,7 +566,6 @@ class TritonGrids(Kernels):
         return codes
 
     def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
-        """See `Kernels.dequantize`."""
         bits = grid.bits if isinstance(grid, NarrowGrid) else 0
         shrink, shifts = (grid.shrink, grid.shifts) if isinstance(grid, WideGrid) else (0, None)
         units = None if shifts is None else shifts.contiguous(), _seed_of(grid), shrink
@@ -579,7 +580,6 @@ class TritonGrids(Kernels):
     def quantize_symbols(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: WideGrid, coding: Coding
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Kernels.quantize_symbols`."""
         codes = torch.empty(x.numel(), dtype=torch.int16, device=x.device)
         symbols, contexts = (torch.empty_like(codes, dtype=torch.uint8) for _ in range(2))
         values = x.contiguous(), None if base is None else base.contiguous()
@@ -592,7 +592,6 @@ class TritonGrids(Kernels):
         return out
 
     def turn(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
-        """See `Kernels.turn`."""
         codes, numbers = codes.contiguous(), (signed(seed), codes.numel())
         turned, launch = torch.empty_like(codes), _turn[(triton.cdiv(codes.numel(), _BLOCK),)]
         where = None if shifts is None else shifts.contiguous()
@@ -601,7 +600,6 @@ class TritonGrids(Kernels):
         return turned
 
     def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
-        """See `Kernels.slice_contexts`."""
         classes, numbers = classes.contiguous(), (signed(seed), len(classes), slices)
         contexts = torch.empty_like(classes)
         launch = _slice_contexts[(triton.cdiv(len(classes), _BLOCK),)]
@@ -612,7 +610,6 @@ class TritonGrids(Kernels):
     def quantize_pack(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid
     ) -> Tensor:
-        """See `Kernels.quantize_pack`; one pass where tokens come in eights."""
         tokens, channels = x.shape
         if tokens % _STREAMS:
             return super().quantize_pack(x, base, scales, grid)
@@ -634,7 +631,6 @@ class TritonGrids(Kernels):
         scales: Scales,
         grid: NarrowGrid,
     ) -> Tensor:
-        """See `Kernels.unpack_dequantize`; one pass where tokens come in eights."""
         tokens, channels = shape
         if tokens % _STREAMS:
             return super().unpack_dequantize(packed, shape, base, scales, grid)

@@ -1,8 +1,8 @@
 """Triton kernels of `Kernels.trellis_symbols`: Viterbi's algorithm, and the codes on its path.
 
-A program of one warp looks for the path of a segment, a thread for a lane, as the coder of symbols
-has it. What bounds it is the chain of costs, so a thread keeps its four in registers; all that does
-not hang on them is another kernel's.
+A program of one warp finds the path of a segment, with one thread for each lane of the symbol
+coder. The chain of costs bounds the speed, so a thread keeps its four costs in registers, and other
+kernels do all work that does not depend on them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _UNITS = tl.constexpr(UNITS)
 _MOST = tl.constexpr(MAX_CODE)
 _LARGEST = tl.constexpr(LARGEST_SYMBOL)
 _NEVER = tl.constexpr(1e4)
-"""More than the squared errors, in scales, that another path can save."""
+"""Cost above the squared errors, in scales, that another path can save."""
 _TILE = 2048
 
 
@@ -61,7 +61,7 @@ def _off_even(way: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _end_of(costs: tl.tuple) -> tl.tensor:
-    """The state that costs least: its next shift, and its last one in the lower bit."""
+    """Return the state of least cost: its next shift, and its last one in the lower bit."""
     state, least = tl.zeros_like(costs[0]).to(tl.int32), costs[0]
     for k in tl.static_range(1, 4):
         state = tl.where(costs[k] < least, k, state)
@@ -84,9 +84,9 @@ def _path(
     one_row: tl.constexpr,
     one_col: tl.constexpr,
 ) -> None:
-    """Shifts and lowest bits of a segment's codes.
+    """Find the shifts and lowest bits of a segment's codes.
 
-    On the way there `lowest` has, of each of the four states, the shift before its last one.
+    Until the way back, `lowest` holds the shift before the last one, one bit for each state.
     """
     first = tl.program_id(0).to(tl.int64) * _SEGMENT
     end = tl.minimum(first + _SEGMENT, count)
@@ -150,7 +150,7 @@ def _on_path(
     height: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """Codes with the shifts and lowest bits of the path, turned, and what is coded of them."""
+    """Store the codes with the path's shifts and lowest bits, folded, with symbols and contexts."""
     t, c = tile_place(height, width)
     at, is_there = t * channels + c, (t < tokens) & (c < channels)
     row, col = load_factor(rows, t, tokens, one_row), load_factor(cols, c, channels, one_col)
@@ -167,7 +167,7 @@ def _on_path(
 
 
 class TritonTrellis(TritonGrids):
-    """Of `Kernels`, what goes along a trellis, and what `TritonGrids` does."""
+    """Part of the backend for trellis-coded quantisation, on top of `TritonGrids`."""
 
     def trellis_symbols(
         self,
@@ -178,7 +178,6 @@ class TritonTrellis(TritonGrids):
         coding: Coding,
         lanes: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See `Kernels.trellis_symbols`."""
         codes = torch.empty(x.numel(), dtype=torch.int16, device=x.device)
         bytes_each = torch.empty((4, len(codes)), dtype=torch.uint8, device=x.device)
         symbols, contexts, shifts, lowest = bytes_each.unbind()

@@ -1,4 +1,4 @@
-"""The specification of all kernels, in plain torch: clear before fast; any device, but slow."""
+"""The specification of all kernels, in plain torch: clear and slow, for any device."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from swarm_ft.codec.kernels.base import (
 _MASK = 0xFFFFFFFF
 _TOTAL = 1 << PROBABILITY_BITS
 _NEVER = 1e4
-"""More than the squared errors, in scales, that another path can save."""
+"""Cost above the squared errors, in scales, that another path can save."""
 
 
 def mix(index: Tensor, seed: int) -> Tensor:
-    """32 well-mixed bits of an index below 2^32, as int64 (the finaliser of MurmurHash3)."""
+    """Return 32 well-mixed bits of an index below 2^32, as int64 (the finaliser of MurmurHash3)."""
     h = ((index * 0x9E3779B1) & _MASK) ^ seed
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _MASK
     h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _MASK
@@ -41,29 +41,28 @@ def mix(index: Tensor, seed: int) -> Tensor:
 
 
 def drawn(like: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
-    """The r of dither, 0 to 15: uint8 of like's shape."""
+    """Return the r of the dither, 0 to 15: uint8 of like's shape."""
     index = torch.arange(like.numel(), device=like.device).view(like.shape)
     r = (mix(index, seed) >> 28).to(torch.uint8)
     return r if shifts is None else r ^ shifts.view(like.shape) << 3
 
 
 def scale_table(scales: Scales) -> Tensor:
-    """The scale of each value, float32, of a shape that broadcasts to [tokens, channels]."""
+    """Return the scale of each value, float32, of a shape that broadcasts to [tokens, channels]."""
     return (scales.rows[:, None] * scales.cols[None, :]).to(torch.bfloat16).float()
 
 
 def grid_limits(bits: int, on_zero: Tensor) -> tuple[Tensor, Tensor]:
-    """Units of code 0 and of the last code of narrow grids, with and without zero on them."""
+    """Return the units of the first and last code of narrow grids, by zero on the grid."""
     half, side = UNITS // 2 * ((1 << bits) - 1), UNITS * ((1 << bits - 1) - 1)
     lowest = torch.where(on_zero, -side, -half)
     return lowest, -lowest
 
 
 class ReferenceKernels(Kernels):
-    """See `Kernels`."""
+    """Backend in plain torch."""
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:
-        """See `Kernels.pack`."""
         padded = torch.nn.functional.pad(codes, (0, -len(codes) % 8))
         planes = []
         for width, shift in planes_of(bits):
@@ -75,7 +74,6 @@ class ReferenceKernels(Kernels):
         return torch.cat(planes)
 
     def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
-        """See `Kernels.unpack`."""
         padded = -(-count // 8) * 8
         codes = torch.zeros(padded, dtype=torch.uint8, device=packed.device)
         start = 0
@@ -87,7 +85,6 @@ class ReferenceKernels(Kernels):
         return codes[:count]
 
     def quantize(self, x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
-        """See `Kernels.quantize`."""
         change = x if base is None else x - base
         table = scale_table(scales)
         size = torch.where(table == 0, torch.inf, table.abs())
@@ -103,7 +100,6 @@ class ReferenceKernels(Kernels):
         return codes.clamp(-MAX_CODE, MAX_CODE).to(torch.int16)
 
     def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
-        """See `Kernels.dequantize`."""
         table = scale_table(scales)
         whole = codes.to(torch.int32)
         dither = self._units(codes, grid).to(torch.int32)
@@ -118,17 +114,14 @@ class ReferenceKernels(Kernels):
         return values if base is None else base + values
 
     def turn(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
-        """See `Kernels.turn`."""
         return torch.where(drawn(codes, seed, shifts) < 8, -codes, codes)
 
     def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
-        """See `Kernels.slice_contexts`."""
         far = drawn(classes, seed)
         far = torch.minimum(far, 15 - far) >> (SLICES - slices)
         return (classes << slices - 1) + far
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See `Kernels.moments`."""
         change = x if base is None else x - base
         squares, sizes = change.double().square(), change.abs()
         return squares.sum(1), squares.sum(0), sizes.amax(1), sizes.amax(0)
@@ -136,7 +129,6 @@ class ReferenceKernels(Kernels):
     def grid_errors(
         self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
     ) -> Tensor:
-        """See `Kernels.grid_errors`."""
         change = (x if base is None else x - base) / covering
         errors = []
         for multiple in multiples:
@@ -147,14 +139,12 @@ class ReferenceKernels(Kernels):
         return torch.stack(errors)
 
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
-        """See `Kernels.histogram`."""
         bins = contexts.long() * 256 + codes
         return torch.bincount(bins, minlength=num_contexts * 256).view(num_contexts, 256)
 
     def encode_symbols(
         self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
     ) -> Coded:
-        """See `Kernels.encode_symbols`; all segments at once, a row of lanes at a time."""
         starts = frequencies.cumsum(1) - frequencies
         rows, is_there = (
             lanes_of(symbols, lanes).long(),
@@ -176,7 +166,6 @@ class ReferenceKernels(Kernels):
     def decode_symbols(
         self, coded: Coded, contexts: Tensor, frequencies: Tensor, flip: int = 0
     ) -> tuple[Tensor, bool]:
-        """See `Kernels.decode_symbols`; all segments at once, a row of lanes at a time."""
         lanes, device = coded.states.shape[1], contexts.device
         ends, states = coded.counts.cumsum(0)[:, None], coded.states
         at, words = ends - coded.counts[:, None], torch.cat([coded.words, coded.words.new_zeros(1)])
@@ -209,7 +198,6 @@ class ReferenceKernels(Kernels):
         coding: Coding,
         lanes: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See `Kernels.trellis_symbols`; Viterbi's algorithm, a row of lanes at a time."""
         change = x if base is None else x - base
         ratio = (change / scale_table(scales)).clamp(-MAX_CODE, MAX_CODE).reshape(-1)
         r = drawn(ratio, seed)
@@ -218,7 +206,7 @@ class ReferenceKernels(Kernels):
         off_even = (ways - 2 * (ways / 2).round()).abs()
         errors = torch.stack((off_even, 1 - off_even), 1).square()  # [shift, lowest bit, n]
         is_large = ratio.abs() > LARGEST_SYMBOL - 1
-        errors[:, 0, is_large] = _NEVER  # symbols of all larger codes are odd
+        errors[:, 0, is_large] = _NEVER  # the symbols of all larger codes are odd
         of_lanes = torch.stack([lanes_of(e, lanes) for e in errors.view(4, -1)])
         there = _is_there(len(ratio), lanes, x.device)
         path = _best_path(of_lanes.view(2, 2, *there.shape), there)
@@ -233,7 +221,6 @@ class ReferenceKernels(Kernels):
         return codes, self.symbols(codes, 0), contexts ^ flips, shifts
 
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
-        """See `Kernels.hadamard`."""
         shape, stride = x.shape, 1
         while stride < tile:
             pairs = x.reshape(-1, 2, stride)
@@ -249,19 +236,20 @@ class ReferenceKernels(Kernels):
 
 
 def _best_path(errors: Tensor, is_there: Tensor) -> tuple[Tensor, Tensor]:
-    """Shifts and lowest bits, both int64 [segments, rows, lanes], whose errors sum up to least.
+    """Return the shifts and lowest bits, int64 [segments, rows, lanes], with the least total error.
 
     A state is the shift of a value and that of the value before it in the lane.
 
     Args:
         errors: [shift, lowest bit, segments, rows, lanes].
+        is_there: Mask of existing values, [segments, rows, lanes].
     """
     costs = torch.full((2, 2, *is_there[:, 0].shape), _NEVER, device=errors.device)
     costs[0, 0] = 0
     befores = []
     for row in range(errors.shape[3]):
         here, of_row = is_there[:, row], errors[:, :, :, row]
-        # [next, shift, before]: the lowest bit is what tells the next shift from the one before.
+        # The axes are [next, shift, before]; the lowest bit is the difference of next and before.
         ways = torch.stack((costs + of_row, costs + of_row.flip(1)))
         least, before = ways.min(2)
         befores.append(before)
@@ -282,7 +270,7 @@ def _is_there(count: int, lanes: int, device: torch.device) -> Tensor:
 
 
 def _slots(frequencies: Tensor) -> Tensor:
-    """The symbol of each of the 4096 slots: int64 [contexts, 4096]."""
+    """Return the symbol of each of the 4096 slots: int64 [contexts, 4096]."""
     ends = frequencies.cumsum(1)
     slots = torch.arange(_TOTAL, device=frequencies.device).expand(len(ends), -1).contiguous()
     return torch.searchsorted(ends.long(), slots, right=True).clamp(max=255)

@@ -441,13 +441,13 @@ def test_every_cut_is_refused_and_a_byte_more_too(kind: str) -> None:
 
 @pytest.mark.parametrize("channels", [1, CHANNELS - 1, CHANNELS + 1, 1 << 20])
 def test_a_basis_of_other_channels_is_refused(channels: int) -> None:
-    with pytest.raises(BadFrame, match=f"{CHANNELS} channels; {channels} here"):
+    with pytest.raises(BadFrame, match=f"over {channels} channels, got .* over {CHANNELS}$"):
         Basis.from_bytes(example_basis().data, channels)
 
 
 def test_a_claim_of_directions_without_end_allocates_nothing() -> None:
     head = b"\xff\xff" + CHANNELS.to_bytes(4, "little") + b"\0"
-    with pytest.raises(BadFrame, match="65535 directions"):
+    with pytest.raises(BadFrame, match="got 65535 over"):
         Basis.from_bytes(head, CHANNELS)
 
 

@@ -49,12 +49,12 @@ def test_ends_that_differ_notice_and_forget() -> None:
     x = batch()
     decoder.decode(encoder.encode(x, [0, 1, 2]), [0, 1, 2])
     encoder.encode(x, [0, 1, 2])  # lost on its way
-    with pytest.raises(BadFrame, match="sample 0: another buffer of it is here"):
+    with pytest.raises(BadFrame, match="sample 0: this end has another buffer of it"):
         decoder.decode(encoder.encode(x, [0, 1, 2]), [0, 1, 2])
     for end in (encoder, decoder):
         end.forget([0, 1, 2])
     assert error_of(decoder.decode(encoder.encode(x, [0, 1, 2]), [0, 1, 2]), x) < 0.2
-    with pytest.raises(BadFrame, match="no buffer of it is here"):
+    with pytest.raises(BadFrame, match="this end has no buffer of it"):
         BatchDecoder("aq4").decode(encoder.encode(x, [0, 1, 2]), [0, 1, 2])
 
 
@@ -104,7 +104,7 @@ def test_what_is_no_batch_is_refused() -> None:
     with pytest.raises(BadFrame, match="expected as many"):
         BatchDecoder("aq4").decode([], [0])
     frames = BatchEncoder("q4").encode(batch(), [0, 1, 2])
-    with pytest.raises(BadFrame, match="kind 0 is not of aq4"):
+    with pytest.raises(BadFrame, match="aq4tc has no kind 0"):
         BatchDecoder("aq4").decode(frames, [0, 1, 2])
     with pytest.raises(BadCodec):
         BatchEncoder("zebra")
@@ -171,7 +171,7 @@ def test_hivemind_compresses_by_our_codec(
 
 
 def test_hivemind_gets_no_codec_that_remembers_and_no_other_tensors() -> None:
-    with pytest.raises(BadCodec, match="keeps nothing between messages"):
+    with pytest.raises(BadCodec, match="without state between messages"):
         CodecCompression("top10+ef")
     compression = CodecCompression("q8")
     message = compression.compress(batch(), CompressionInfo.from_tensor(batch()))

@@ -286,7 +286,7 @@ def test_another_basis_than_the_frame_names_is_refused_and_one_without_a_codeboo
     plain = learned([gradients(64)], 0.1)
     assert plain is not None
     for basis in (None, plain, taught(gradients(512, seed=8))):
-        with pytest.raises(BadFrame, match="which is not here"):
+        with pytest.raises(BadFrame, match="which this end does not have"):
             codec.along(basis).decode(encoded)
     payload = plain.name + encoded.payload[NAME_BYTES:]
     with pytest.raises(BadFrame, match="no codebook"):

@@ -202,7 +202,7 @@ def test_a_frame_that_is_foretold_by_a_basis_without_a_forecast_is_refused() -> 
     plain = codec.along(replace(codec.basis, forecast=None))
     assert plain.basis is not None
     forged = plain.basis.name + codec.encode(x, base).payload[NAME_BYTES:]
-    with pytest.raises(BadFrame, match="foretold"):
+    with pytest.raises(BadFrame, match="without a predictor"):
         plain.decode(EncodedTensor(codec.spec, TOKENS, CHANNELS, forged), base)
 
 

@@ -1062,12 +1062,12 @@ HOSTILE_BASES: dict[str, tuple[Callable[[], list[SharedBasis]], type[SwarmError]
     "one of other channels": (
         lambda: [SharedBasis((1).to_bytes(2, "little") + bytes([9, 0, 0, 0, 0]))],
         BadFrame,
-        "9 channels; 8 here",
+        "over 8 channels, got 1 over 9",
     ),
     "directions without end": (
         lambda: [SharedBasis(b"\xff\xff" + bytes([CHANNELS, 0, 0, 0, 0]))],
         BadFrame,
-        "65535 directions",
+        "got 65535 over",
     ),
     "bases without end": (
         lambda: [basis_said(seed) for seed in range(5)],
@@ -1117,7 +1117,7 @@ async def test_a_frame_along_a_basis_that_was_not_said_costs_its_stream(
         down.begin(0, SAMPLES)
         hand = await site.call()
         await hand.say(basis_said(2))
-        with pytest.raises(BadFrame, match="which is not here"):
+        with pytest.raises(BadFrame, match="which this end does not have"):
             await hand.fails(replace(frame, tensor=replace(frame.tensor, payload=named)))
         assert down.arrivals.empty()
         await assert_unharmed(up, down, transport, site)
