@@ -280,7 +280,7 @@ class RunningCoordinator(Running[Coordinator]):
                 one. Peers' names are visible to the whole swarm.
 
         Raises:
-            BadOption: The swarm has no keys, an argument is out of its bounds, or the note is no name.
+            BadOption: The swarm has no keys, or an argument or the note is out of its bounds.
         """
         if role not in {"peer", "client", "relay"}:
             raise BadOption(f"role {role!a:.80}: expected peer, client or relay")
