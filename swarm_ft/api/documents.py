@@ -76,16 +76,15 @@ def _member_fields(member: MemberStatus, name_of: Callable[[str], str]) -> dict[
         "heard_ago_s": member.heard_ago_s,
         "machine": _flat(member.machine),
         "works": [_work_fields(work) for work in member.works],
-        "links": [_link_fields(link, name_of) for link in member.links],
+        "links": [_link_fields(link) for link in member.links],
         "given": _flat(member.given),
     }
 
 
-def _link_fields(link: MemberLink, name_of: Callable[[str], str]) -> dict[str, Any]:
+def _link_fields(link: MemberLink) -> dict[str, Any]:
     speed = link.speed
     return {
         "peer": link.peer_id,
-        "name": name_of(link.peer_id),
         "way": str(link.way) if link.way is not None else None,
         "bytes_per_s": speed.bytes_per_s or None,
         "peak_bytes_per_s": speed.peak_bytes_per_s or None,

@@ -10,6 +10,7 @@ from statistics import fmean
 from swarm_ft.client.forecast import forecast
 from swarm_ft.coordinator.facts.events import Event, PeerLost
 from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.plan.lateness import state_bytes
 from swarm_ft.coordinator.plan.routes import expected_s
 from swarm_ft.coordinator.replay import Moment
@@ -21,7 +22,6 @@ from swarm_ft.protocol.machines.step_time import foreseen_s
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.flops import stage_flops
-from swarm_ft.protocol.spec.member_name import default_name
 
 BYTES_PER_S = 1e6 / 8
 """Bytes per second of one Mbps."""
@@ -104,12 +104,14 @@ class Compared:
     unknown: tuple[str, ...]
 
 
-def change_of(words: str, state: SwarmState) -> Change:
+def change_of(words: str, state: SwarmState, names: MemberNames = NO_NAMES) -> Change:
     """Parse a change.
 
     Args:
-        words: Text such as "peer NAME: 20 Mbps"; an unambiguous beginning of a name suffices.
+        words: Text such as "peer NAME: 20 Mbps"; the first letters of an id suffice if they are
+            unique.
         state: State of the swarm with its members.
+        names: Names of members for people.
 
     Raises:
         BadOption: The text is no change, or no member has this name.
@@ -123,7 +125,7 @@ def change_of(words: str, state: SwarmState) -> Change:
         raise BadOption(f"--what-if {ascii(words)[:80]}: expected more than 0")
     return Change(
         words=words,
-        peer_id=_named(words, found["peer"], state),
+        peer_id=_named(words, found["peer"], state, names),
         is_gone=found["gone"] is not None,
         up_bytes_per_s=rate if found["way"] != "down" else None,
         down_bytes_per_s=rate if found["way"] != "up" else None,
@@ -131,13 +133,16 @@ def change_of(words: str, state: SwarmState) -> Change:
     )
 
 
-def _named(words: str, name: str, state: SwarmState) -> PeerId:
+def _named(words: str, name: str, state: SwarmState, names: MemberNames) -> PeerId:
     meant = [peer for peer in state.members if peer == name]
+    found = names.found(name)
     meant = meant or [
-        peer for peer in state.members if name == default_name(peer) or peer.startswith(name)
+        peer
+        for peer in state.members
+        if peer in found or peer.startswith(name) or name == names.shown(peer)
     ]
     if len(meant) != 1:
-        known = ", ".join(map(default_name, state.members)) or "none"
+        known = ", ".join(map(names.shown, state.members)) or "none"
         raise BadOption(f"--what-if {ascii(words)[:80]}: expected one of the peers {known}")
     return meant[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from swarm_ft.api.what_if import Compared
+    from swarm_ft.coordinator.member_names import MemberNames
     from swarm_ft.coordinator.recording.files import RecordingFile
     from swarm_ft.coordinator.replay import Moment
     from swarm_ft.ids import RunId
     from swarm_ft.protocol.messages.client import SwarmStatus
+
+
+MAX_LINE_BYTES = 1 << 20
+"""Bytes of a line of `--what-if`, which may name all peers."""
 
 
 def _time(_context: object, _option: object, text: str | None) -> float | None:
@@ -50,7 +56,7 @@ def _is_number(text: str) -> bool:
         "swarm-ft replay swarm-ft-coordinator.db",
         "swarm-ft replay swarm-ft-coordinator.db --run run-1a2b3c4d --at 120",
         "swarm-ft replay swarm-ft-coordinator.db --at-time '2026-11-25 13:05:07' --json",
-        "swarm-ft replay swarm-ft-coordinator.db --at 120 --what-if 'peer vklvojrz: 20 Mbps'",
+        "swarm-ft replay swarm-ft-coordinator.db --at 120 --what-if 'peer ada-3090: 20 Mbps'",
     ),
 )
 @click.argument("journal", type=click.Path(path_type=Path))
@@ -132,7 +138,7 @@ def replay(
         raise BadOption("--at, --at-time: expected one of the two, got both")
     files = files_of(journal, _key(key_file))
     run_id = RunId(run_name) if run_name else None
-    moment = _chosen(files, step, unix_s, run_id)
+    moment = replace(_chosen(files, step, unix_s, run_id), names=_names(journal))
     click.echo(_headline(moment), err=True)
     if trace_file is not None:
         _trace(_until(files, moment), _only_run(moment, run_id), trace_file)
@@ -144,6 +150,17 @@ def replay(
         return
     found = _whole_status(moment)
     click.echo(json.dumps(status_fields(found)) if as_json else "\n".join(verbose_lines(found)))
+
+
+def _names(journal: Path) -> MemberNames:
+    """Return the names that members have now, as far as the swarm's keys are beside the journal."""
+    from swarm_ft.api.swarm_keys import keys_folder
+    from swarm_ft.coordinator.journal.registry import recorded_names
+    from swarm_ft.coordinator.member_names import MemberNames
+
+    names = MemberNames()
+    names.replace(*recorded_names(keys_folder(str(journal))))
+    return names
 
 
 def _key(path: Path | None) -> bytes | None:
@@ -190,17 +207,16 @@ def _headline(moment: Moment) -> str:
 
 def _whole_status(moment: Moment) -> SwarmStatus:
     """Join all pages of the status, as a client does."""
-    from dataclasses import replace
-
     from swarm_ft.protocol.messages.client import StatusRequest
 
     first = moment.status(StatusRequest())
-    members, runs = list(first.members), list(first.runs)
+    members, runs, names = list(first.members), list(first.runs), dict.fromkeys(first.names)
     while len(members) < first.num_members or len(runs) < first.num_runs:
         page = moment.status(StatusRequest(first_member=len(members), first_run=len(runs)))
         members += page.members
         runs += page.runs
-    return replace(first, members=tuple(members), runs=tuple(runs))
+        names |= dict.fromkeys(page.names)
+    return replace(first, members=tuple(members), runs=tuple(runs), names=tuple(names))
 
 
 # ---- the way to that moment
@@ -248,7 +264,7 @@ def _serve(moment: Moment, until: Iterator[Moment], *, as_json: bool) -> None:
     from swarm_ft.coordinator.retold import Past, Retold
     from swarm_ft.page.server import HttpPlaces, watched
 
-    retold = Retold()
+    retold = Retold(moment.names)
     for one in until:
         retold.take(one)
 
@@ -269,13 +285,13 @@ def _show_what_if(
     moment: Moment, run_id: RunId | None, what_ifs: Sequence[str], *, as_json: bool
 ) -> None:
     import json
-    from dataclasses import asdict
 
     from swarm_ft.api.what_if import change_of, compared
 
-    changes = [change_of(words, moment.state) for words in what_ifs]
+    changes = [change_of(words, moment.state, moment.names) for words in what_ifs]
     found = compared(moment, _going(moment, run_id), changes)
-    click.echo(json.dumps(asdict(found)) if as_json else "\n".join(_what_if_lines(found)))
+    lines = (moment.names.in_text(line, MAX_LINE_BYTES) for line in _what_if_lines(found))
+    click.echo(json.dumps(asdict(found)) if as_json else "\n".join(lines))
 
 
 def _going(moment: Moment, run_id: RunId | None) -> RunId:

@@ -23,6 +23,7 @@ class MemberNames:
         self._chosen: dict[str, str] = {}
         self._revoked: Set[str] = frozenset()
         self._holders: dict[str, set[str]] = {}
+        self._shown: dict[str, str] = {}
 
     def replace(self, chosen: Mapping[str, str], revoked: Set[str] = frozenset()) -> None:
         """Replace all names.
@@ -35,19 +36,32 @@ class MemberNames:
             return
         self._chosen, self._revoked = dict(chosen), revoked
         self._holders = {}
+        self._shown.clear()
         for member_id in chosen.keys() - revoked:
             self._hold(member_id)
 
     def add(self, member_id: str, chosen_name: str = "") -> None:
         """Add a member, or its newly chosen name; empty leaves the name that it has."""
+        chosen_name = chosen_name or self._chosen.get(member_id, "")
+        if self._chosen.get(member_id) == chosen_name:
+            return
+        self._shown.clear()
         before = self._holders.get(skeleton_of(self._plain(member_id)))
         if before is not None:
             before.discard(member_id)
-        self._chosen[member_id] = chosen_name or self._chosen.get(member_id, "")
+        self._chosen[member_id] = chosen_name
         self._hold(member_id)
 
     def shown(self, member_id: str) -> str:
         """Return a member's unique name; a text that is no member id is returned as it is."""
+        known = self._shown.get(member_id)
+        if known is None:
+            known = self._apart(member_id)
+            if member_id in self._chosen:  # others are unbounded
+                self._shown[member_id] = known
+        return known
+
+    def _apart(self, member_id: str) -> str:
         plain = self._plain(member_id)
         if not is_member_id(member_id):
             return plain
@@ -73,14 +87,19 @@ class MemberNames:
         ]
         return tuple(named[:max_names])
 
-    def in_text(self, text: str) -> str:
-        """Return a text for people with names in place of the ids of known members."""
+    def in_text(self, text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
+        """Return a text for people with names in place of the ids of known members.
+
+        Args:
+            text: The text, such as a reason in words.
+            max_bytes: Bytes of UTF-8 that the result may have; the rest is cut off.
+        """
         pieces, end = [], 0
         for found in ids_in(text):
             if found[0] in self._chosen:
                 pieces += [text[end : found.start()], self.shown(found[0])]
                 end = found.end()
-        return cut_text("".join((*pieces, text[end:])), MAX_TEXT_BYTES)
+        return cut_text("".join((*pieces, text[end:])), max_bytes)
 
     def _plain(self, member_id: str) -> str:
         return self._chosen.get(member_id) or default_name(member_id)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.facts.events import Effect, Happened, PeerLost
 from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.recording.entries import (
     Base,
     Batch,
@@ -21,7 +22,7 @@ from swarm_ft.coordinator.recording.entries import (
     RelaysSeen,
     after_passed,
 )
-from swarm_ft.coordinator.watching import overview
+from swarm_ft.coordinator.watching import overview, with_names
 from swarm_ft.errors import BadOption, JournalError
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.capacity import Machine
@@ -42,6 +43,7 @@ class Moment:
         next_event: Number of the next event for people.
         entry: Entry that led to this state.
         effects: Effects of that entry.
+        names: Names of members for people; a recording has none.
     """
 
     version: str
@@ -52,12 +54,13 @@ class Moment:
     next_event: int
     entry: Entry
     effects: tuple[Effect, ...] = ()
+    names: MemberNames = NO_NAMES
 
     def status(self, page: StatusRequest) -> SwarmStatus:
         """Return a page of the status, as the coordinator would have sent its operator."""
+        found = overview(self.state, page, None, self.machines)
         return replace(
-            overview(self.state, page, None, self.machines),
-            relays=self.relays,
+            with_names(replace(found, relays=self.relays), self.names),
             version=self.version,
             unix_s=self.unix_s,
             next_event=self.next_event,

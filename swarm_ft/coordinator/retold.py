@@ -19,6 +19,7 @@ from swarm_ft.coordinator.facts.events import (
     RollbackRecord,
     Say,
 )
+from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.recording.entries import Decided
 from swarm_ft.coordinator.replay import Moment
 from swarm_ft.coordinator.watching import told_to
@@ -57,11 +58,15 @@ class _Losses:
 class Retold:
     """Events and losses of a recording. Takes moments in their order.
 
+    Args:
+        names: Names of members for people.
+
     Attributes:
         events: Events so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: MemberNames = NO_NAMES) -> None:
+        self._names = names
         self.events: list[SwarmEvent] = []
         self._losses: dict[RunId, _Losses] = {}
 
@@ -70,7 +75,7 @@ class Retold:
         happened = [effect for effect in moment.effects if isinstance(effect, Happened)]
         first = moment.next_event - len(happened)
         self.events += (
-            told_to(moment.state, None, EventRecord(serial, moment.unix_s, one))
+            told_to(moment.state, None, EventRecord(serial, moment.unix_s, one), self._names)
             for serial, one in enumerate(happened, first)
         )
         del self.events[:-MAX_EVENTS]

@@ -11,7 +11,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -103,6 +103,28 @@ class InvitationRecord:
     uses_left: int | None
     expires_unix_s: int | None
     note: str = ""
+
+
+def recorded_names(folder: Path) -> tuple[Mapping[str, str], frozenset[str]]:
+    """Return what `Registry.chosen_names` does, and change nothing: not even an earlier version.
+
+    Args:
+        folder: The folder of the authority's keys. Without a registry of today's version there are
+            no names.
+    """
+    try:
+        with closing(
+            sqlite3.connect(f"{(folder / FILE).absolute().as_uri()}?mode=ro", uri=True)
+        ) as db:
+            return _chosen_names(db)
+    except sqlite3.Error:
+        return {}, frozenset()
+
+
+def _chosen_names(db: sqlite3.Connection) -> tuple[Mapping[str, str], frozenset[str]]:
+    rows = db.execute("SELECT name, chosen_name, is_revoked FROM members").fetchall()
+    chosen = {member_id: name for member_id, name, _ in rows}
+    return chosen, frozenset(member_id for member_id, _, is_revoked in rows if is_revoked)
 
 
 class Registry:
@@ -337,9 +359,7 @@ class Registry:
     def chosen_names(self) -> tuple[Mapping[str, str], frozenset[str]]:
         """Return the chosen name of each member by its id, empty for none; and revoked ids."""
         with self._errors():
-            rows = self._db.execute("SELECT name, chosen_name, is_revoked FROM members").fetchall()
-        chosen = {member_id: name for member_id, name, _ in rows}
-        return chosen, frozenset(member_id for member_id, _, is_revoked in rows if is_revoked)
+            return _chosen_names(self._db)
 
     def chosen_name_of(self, name: str) -> str:
         """Return the name for people that a member has chosen; empty for none.

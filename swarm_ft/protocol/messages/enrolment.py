@@ -62,5 +62,10 @@ def name_lookup(names: Iterable[NamedMember]) -> Callable[[str], str]:
     Args:
         names: The names that came with a message.
     """
-    chosen = {one.member_id: one.name for one in names}
-    return lambda member_id: chosen.get(member_id) or default_name(member_id)
+    return _Names((one.member_id, one.name) for one in names).__getitem__
+
+
+class _Names(dict[str, str]):
+    def __missing__(self, member_id: str) -> str:
+        self[member_id] = default_name(member_id)
+        return self[member_id]

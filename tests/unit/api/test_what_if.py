@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from swarm_ft.api.what_if import Compared, change_of, compared
+from swarm_ft.coordinator.member_names import MemberNames
 from swarm_ft.coordinator.recording.entries import Numbered
 from swarm_ft.coordinator.replay import Moment
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import Machine
+from swarm_ft.protocol.spec.member_name import default_name
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.specs import model_spec, train_spec
 from tests.unit.coordinator.conftest import RUN, FakePeer, Swarm
@@ -131,3 +133,21 @@ def test_whom_nobody_knows_and_what_is_nothing_is_refused() -> None:
     for words in ("peer last: 0 Mbps", "peer last: 0x compute"):
         with pytest.raises(BadOption, match="more than 0"):
             change_of(words, moment.state)
+
+
+def test_a_peer_is_named_as_people_know_it() -> None:
+    moment, names = moment_of(LAYERS), MemberNames()
+    state = moment.state
+    ids = dict(zip(state.members, ("a" * 32, "e" * 32, "b" * 32), strict=True))
+    members = {PeerId(ids[peer]): member for peer, member in state.members.items()}
+    state = replace(state, members=members)
+    names.replace({"a" * 32: "ada-3090", "e" * 32: "", "b" * 32: "eve", "c" * 32: "gone"})
+    for words in ("ada-3090", "aa", "a" * 32):
+        assert change_of(f"peer {words}: gone", state, names).peer_id == "a" * 32
+    drawn = default_name("e" * 32)
+    assert change_of(f"peer {drawn}: gone", state, names).peer_id == "e" * 32
+    for words in ("gone", "ada-3091"):
+        with pytest.raises(BadOption, match=f"expected one of those there: ada-3090, {drawn}, eve"):
+            change_of(f"peer {words}: gone", state, names)
+    names.add("b" * 32, "Ada-3O9O")
+    assert change_of("peer ada-3090: gone", state, names).peer_id == "a" * 32

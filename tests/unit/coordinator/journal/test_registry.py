@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.coordinator.journal.registry import FILE, MAX_INVITATIONS, VERSION, Registry
+from swarm_ft.coordinator.journal.registry import (
+    FILE,
+    MAX_INVITATIONS,
+    VERSION,
+    Registry,
+    recorded_names,
+)
 from swarm_ft.errors import BadInvite, BadOption, JournalError, NotAllowed, NotFound
 from swarm_ft.identity.certificates import caller_of
 from swarm_ft.identity.invites import Invite, invitation_certificate
@@ -379,6 +385,23 @@ def test_the_registry_of_an_earlier_commit_lets_its_members_in(
         registry.admit(newcomer(invited(registry, note="Anna"), key), NOW)
         assert registry.chosen_name_of(name_of(key)) == "Anna"
     assert not copy.exists()  # it is migrated once
+
+
+@pytest.mark.parametrize("earlier", ALL, ids=lambda one: one.name)
+def test_whoever_reads_names_alone_migrates_nothing(tmp_path: Path, earlier: Earlier) -> None:
+    earlier.unpack(tmp_path)
+    before = (tmp_path / "swarm" / FILE).read_bytes()
+    assert recorded_names(tmp_path / "swarm") == ({}, frozenset())
+    assert (tmp_path / "swarm" / FILE).read_bytes() == before
+    assert recorded_names(tmp_path / "nowhere") == ({}, frozenset())
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_names_are_read_beside_the_coordinator(registry: Registry, tmp_path: Path) -> None:
+    key = new_key().public_key()
+    registry.admit(newcomer(invited(registry), key), NOW, "ada-3090")
+    assert recorded_names(tmp_path) == registry.chosen_names()
+    assert recorded_names(tmp_path)[0] == {name_of(key): "ada-3090"}
 
 
 def test_a_registry_of_a_later_version_is_refused_in_one_line(tmp_path: Path) -> None:
