@@ -6,6 +6,7 @@ Exit codes: 0 done (or left, or detached), 1 failed, 2 bad input, 130 interrupte
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import sys
@@ -159,10 +160,21 @@ def _replace_unprintable_letters() -> None:
 
 def main() -> None:
     """Run the console script, after it hid the invitation from the list of processes."""
+    _leave_scipy_out()
     for word in sys.argv[1:]:
         for invitation in INVITATION.findall(word):
             hide_in_command_line(invitation)
     sys.exit(run())
+
+
+def _leave_scipy_out() -> None:
+    """Make imports of scipy fail in this process, unless scikit-learn is there, which needs it.
+
+    transformers imports scipy where it finds it, for losses of object detection. No command
+    computes these, and the import takes a third of a second of a core.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        sys.modules.setdefault("scipy", None)  # type: ignore[arg-type] # marks a missing module
 
 
 def _fail(message: str, code: int) -> int:

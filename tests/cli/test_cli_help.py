@@ -511,6 +511,22 @@ def test_a_peer_without_a_run_imports_what_it_uses() -> None:
     assert not modules & (of_clients | of_runs)
 
 
+def test_a_command_imports_no_scipy_with_a_run_either() -> None:
+    code = (
+        "import sys, importlib; from swarm_ft.cli import main; "
+        "sys.argv = ['swarm-ft', '--version']; "
+        "main.sys.exit = lambda code: None; main.main(); "
+        "importlib.import_module('swarm_ft.stage.engine'); "
+        "importlib.import_module('transformers.models.gpt2.modeling_gpt2'); "
+        "import swarm_ft.discovery.hivemind_parts, numba; "
+        "print(*(name for name, found in sys.modules.items() if found is not None))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert {"transformers.modeling_utils", "numba"} <= modules
+    assert {"scipy", "sklearn"} & modules in (set(), {"scipy", "sklearn"})
+
+
 def test_the_first_line_comes_before_the_libraries() -> None:
     code = (
         "import sys, click; from swarm_ft.cli import running; "
