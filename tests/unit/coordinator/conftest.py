@@ -1,4 +1,4 @@
-"""Peers that keep their word, and a coordinator whose every effect is checked as it is made."""
+"""Honest fake peers, and a coordinator whose every effect is checked as it is made."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ MAX_EVENTS = 1000
 WORKING = (RunPhase.LOADING, RunPhase.TRAINING, RunPhase.EXPORTING)
 
 MakeSpec: TypeAlias = Callable[..., RunSpec]
-"""The number of blocks and their bytes, and any of the training's options, all by name."""
+"""Maker of a RunSpec from the number of blocks, their bytes, and options of the training."""
 Message = TypeVar("Message", bound=AnyMessage)
 
 
@@ -105,7 +105,7 @@ def _spec(*, num_blocks: int = 4, block_bytes: int = 1000, **train: object) -> R
 
 
 class FakePeer:
-    """Obeys as a real peer does, with a list of applied steps in place of weights."""
+    """A peer that obeys as a real one does, with a list of applied steps in place of weights."""
 
     def __init__(
         self, name: str, layers: str, memory_bytes: int = 1 << 40, grant: Grant | None = None
@@ -132,7 +132,7 @@ class FakePeer:
         self.forget()
 
     def forget(self) -> None:
-        """As after a restart of its process, or a release."""
+        """Drop all state, as a restart of its process or a release does."""
         self.assign: Assign | None = None
         self.taking: StepNumber | None = None
         self.has_state = True
@@ -144,7 +144,7 @@ class FakePeer:
         self.visited: tuple[SampleId, ...] = ()
 
     def part(self, run_id: RunId) -> FakePeer:
-        """Its part in a run; it has one at most."""
+        """Return its part in a run; a fake peer has one at most."""
         return self
 
     def hello(self) -> PeerHello:
@@ -182,7 +182,7 @@ class FakePeer:
         return self.assign.assignments[self._index]
 
     def hear(self, message: AnyMessage) -> list[FromPeer]:
-        """What it answers, if anything; a coordinator that breaks the protocol fails the test."""
+        """Return its replies; fail the test if the coordinator breaks the protocol."""
         self.heard.append(message)
         match message:
             case Assign():
@@ -264,7 +264,7 @@ class FakePeer:
 
     @property
     def boundaries(self) -> tuple[BlockIndex, ...]:
-        """In front of its stage and behind it."""
+        """Boundaries in front of its stage and behind it."""
         assert self.assign is not None
         last = self.assign.assignments[-1].layers.stop
         ends = (self._stage.layers.start, self._stage.layers.stop)
@@ -307,7 +307,7 @@ class FakePeer:
         return [self.caught_up(), *([ready] * self.assign.spec.train.sync_tied_embeddings)]
 
     def caught_up(self) -> CaughtUp:
-        """The state is here, and what was heard since is applied."""
+        """Return its report that it has the state, and applied all later sums."""
         assert self.assign is not None
         (learner,) = (t for t in self.assign.learners if t.peer_id == self.peer_id)
         self.has_state = True
@@ -319,7 +319,7 @@ class FakePeer:
         )
 
     def _become(self, assign: Assign) -> None:
-        """As all who applied the run's commits are."""
+        """Take the state of a peer that applied the run's commits."""
         self.applied = list(range(assign.committed_steps))
         self.last_attempt = assign.last_attempt
 
@@ -363,7 +363,7 @@ class FakePeer:
         return replace(ready, evaluation=self._evaluated(plan, computing[-1]), traffic=traffic)
 
     def _evaluation_traffic(self, plan: PlanStep) -> tuple[Traffic, ...]:
-        """A byte of each held-out sample that goes on from the first stage."""
+        """Return a byte for each held-out sample that leaves the first stage."""
         assert self.assign is not None
         if self._stage.layers != self.assign.assignments[0].layers or len(self.boundaries) < 1:
             return ()
@@ -378,7 +378,10 @@ class FakePeer:
         )
 
     def _evaluated(self, plan: PlanStep, last: Stage) -> tuple[EvalSum, ...]:
-        """A held-out sample has one target, whose loss is the sample's number, or the weights'."""
+        """Return sums in which a held-out sample has one target.
+
+        Its loss is the sample's number, or the one set for the weights.
+        """
         if self.assign is None or self.peer_id not in last.peers:
             return ()
         train, replica = self.assign.spec.train, last.peers.index(self.peer_id)
@@ -395,7 +398,10 @@ class FakePeer:
         return tuple(EvalSum(loss_sum=sum(of), num_targets=len(of)) for of in of_passes)
 
     def step_ready(self, step: int) -> StepReady:
-        """Step s has a loss of 10 - s per token; 100 bytes go forward, 30 come back."""
+        """Return a report in which step s has a loss of 10 - s per token.
+
+        100 bytes go forward, 30 come back.
+        """
         assert self.assign is not None
         train, stages = self.assign.spec.train, self.assign.assignments
         num_samples = train.batch_size if step % 2 == 0 else train.num_samples - train.batch_size
@@ -434,7 +440,7 @@ class FakePeer:
 
 
 def proof(learner: Learner) -> bytes:
-    """That it has the state which it was to take."""
+    """Return a learner's proof that it has its state."""
     return digest_of(learner.peer_id.encode(), bytes([learner.step]))
 
 
@@ -447,10 +453,10 @@ def _ends(layers: LayerRange) -> tuple[int, int]:
 
 
 class Swarm:
-    """The coordinator's decisions, a virtual clock, and whoever is connected.
+    """The coordinator's decisions, a virtual clock, and connected peers.
 
-    Every effect is checked against what was written before it, so each test that uses this also
-    tests that nothing is said too early, and that a step is committed once per history.
+    Every effect is checked against the records before it. So each test that uses this also checks
+    that no message is sent too early, and that a step is committed once per history.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
@@ -495,16 +501,16 @@ class Swarm:
         self.lose(peer)
 
     def would_leave(self, peer: FakePeer, *, stays: bool = False) -> None:
-        """It would work no more, and goes when it may."""
+        """Send a peer's request to leave, or to pause."""
         self.handle(PeerSaid(peer.peer_id, PeerLeaving(stays=stays, reason="Ctrl-C")))
 
     def may_go(self, peer: FakePeer) -> bool:
-        """Whether it was told so last."""
+        """Whether the last progress allows the peer to go."""
         told = [message for to, message in self.said(Progress) if to == peer.peer_id]
         return told[-1].may_go
 
     def deafen(self, peer: FakePeer) -> None:
-        """The stream is broken, but the coordinator does not know yet."""
+        """Break a peer's stream without the coordinator's knowledge."""
         self.deaf.add(peer.peer_id)
         self.forget_said(peer.peer_id)
 
@@ -512,7 +518,7 @@ class Swarm:
         return self.handle(PeerSaid(peer.peer_id, message))
 
     def wait(self, seconds: float) -> None:
-        """Time passes, in which all who are connected say that they are there."""
+        """Let time pass, in which all connected peers send heartbeats."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s = min(self.now_s + MAX_PAUSE_S, end_s)
@@ -521,12 +527,12 @@ class Swarm:
             self.handle(Tick())
 
     def stand_still(self, seconds: float) -> None:
-        """The coordinator notices nothing, not even the time."""
+        """Let time pass in which the coordinator does not run."""
         self.now_s += seconds
         self.handle(Tick())
 
     def step(self) -> None:
-        """The coordinator hears what was said first, once it can have come."""
+        """Handle the oldest message, once enough time has passed for it."""
         peer_id, message = self.pending.popleft()
         if isinstance(message, StepReady):
             run = self.state.runs[message.run_id]
@@ -535,7 +541,7 @@ class Swarm:
         self.handle(PeerSaid(peer_id, message))
 
     def settle(self) -> None:
-        """Until nobody has anything to say."""
+        """Handle messages until there are none."""
         for _ in range(MAX_EVENTS):
             if not self.pending:
                 return
@@ -547,12 +553,12 @@ class Swarm:
             self.step()
 
     def crash(self, event: Event, num_said: int) -> None:
-        """The process dies in this event: all is written, `num_said` messages are said."""
+        """Kill the process in this event: all records are written, `num_said` messages are sent."""
         self.handle(event, num_said=num_said)
         self.restart()
 
     def restart(self) -> None:
-        """A new process knows what the journal knows; nobody is connected to it yet."""
+        """Start a new process with the journal's state; no peer is connected to it yet."""
         assert self.journal is not None
         for peer_id in list(self.connected):
             self._cut(peer_id)
@@ -582,16 +588,16 @@ class Swarm:
         ]
 
     def told_of(self, run_id: RunId = RUN) -> list[Run]:
-        """The run as its watchers saw it."""
+        """Return the run's states as its watchers saw them."""
         published = (e for e in self.effects if isinstance(e, Publish) and e.run_id == run_id)
         return [e.event for e in published if isinstance(e.event, Run)]
 
     def reasons(self, run_id: RunId = RUN) -> list[Reason]:
-        """All that the run's watchers saw."""
+        """Return all reasons that the run's watchers saw."""
         return [run.reason for run in self.told_of(run_id) if run.reason is not None]
 
     def phases(self, run_id: RunId = RUN) -> list[RunPhase]:
-        """Phases as watchers saw them, repetitions left out."""
+        """Return the phases that watchers saw, without repetitions."""
         seen: list[RunPhase] = []
         for status in self.told_of(run_id):
             if seen[-1:] != [status.phase]:
@@ -602,7 +608,7 @@ class Swarm:
         return {e.peer_id: e.error.code for e in self.effects if isinstance(e, Dismiss)}
 
     def idlers(self) -> dict[str, Reason]:
-        """Members for whom there is nothing to do, and why, as they were told."""
+        """Return members without work, with the reasons that they received."""
         self.handle(Tick())
         idlers: dict[str, Reason] = {}
         for name, member in self.state.members.items():
@@ -612,7 +618,7 @@ class Swarm:
         return idlers
 
     def steps(self, run_id: RunId = RUN) -> list[StepCommitted]:
-        """Commits that count, without their times."""
+        """Return the commits that count, without their times."""
         return [replace(step, seconds=0.0) for step in self.history[run_id]]
 
     # ---- one event
@@ -657,7 +663,7 @@ class Swarm:
         self.pending = deque(said for said in self.pending if said[0] != peer_id)
 
     def _check(self, effect: Effect, event: Event, there: Collection[PeerId]) -> None:
-        """Whether an effect may be; `there` are those who may still be told something."""
+        """Check that an effect is allowed; `there` are the peers that may receive messages."""
         if isinstance(effect, Record):
             self._check_written(effect)
         match effect:
@@ -729,7 +735,7 @@ class Swarm:
                 assert run is None or run.phase > RunPhase.FINISHED or peer_id not in run.peers
 
     def _check_keys(self, run_key: bytes, peer_id: PeerId, assign: Assign) -> None:
-        """A peer has keys of what it holds and reads, and can have no other."""
+        """Check that a peer gets keys of the stages that it holds and reads, and no other."""
         own = assign.layers_of(peer_id)
         blocks = set(range(own.start, own.stop))
         readable = [s.layers for s in assign.saved if blocks & set(range(*_ends(s.layers)))]
@@ -764,7 +770,7 @@ class Swarm:
             assert num_runs <= 1 + (member.hello.max_beside if member else MAX_HOSTED)
 
     def _check_granted(self, run: Run) -> None:
-        """Nobody hosts what it may not, and somebody who may has every stage."""
+        """Check that no peer hosts a forbidden stage, and none is left to peers on probation."""
         grants = {name: member.grant for name, member in self.state.members.items()}
         trusted = run.spec.train.private_ends
         for host in run.attempt.assignments:
@@ -793,7 +799,7 @@ def make_peer() -> type[FakePeer]:
 
 @pytest.fixture(scope="session")
 def make_swarm() -> type[Swarm]:
-    """For tests that need many; `swarm` for those that need one."""
+    """The class, for tests that need many swarms."""
     return Swarm
 
 
@@ -816,5 +822,5 @@ def b(make_peer: type[FakePeer]) -> FakePeer:
 
 @pytest.fixture
 def newcomer(make_peer: type[FakePeer]) -> FakePeer:
-    """It can take the place of b."""
+    """A peer that can replace b."""
     return make_peer("newcomer", "2-4")

@@ -1,4 +1,4 @@
-"""What forecasts are made of, asked over real gRPC."""
+"""Inputs of forecasts, requested over real gRPC."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_plan_says_who_would_host_what_and_what_they_can_do() -> None:
 
 
 async def test_a_plan_seats_peers_beside_those_whom_they_reach() -> None:
-    """Of three, only the last one reaches the others without a relay."""
+    """Check three peers, of which only the last one reaches the others without a relay."""
     varies = Home(house="", mapping_varies=True)
     homes = {"a": varies, "b": varies, "c": Home(house="", is_open=True)}
     state = replace(swarm_of(*map(member, "abc")), ways=Ways(homes=homes))
@@ -150,7 +150,7 @@ async def test_a_plan_counts_who_else_trains_there_and_learns_from_it() -> None:
 
 
 async def test_peers_on_one_machine_are_slowed_by_runs_of_each_other() -> None:
-    """A run at `b` computes 1.5 of 2 s, on the cores that `a` computes with."""
+    """Check a run at `b` that computes 1.5 of 2 s, on the cores that `a` computes with."""
     state = swarm_of(member("a"), member("b")).with_run(training("run-1", at("b", "0-4")))
     machines = {PeerId(n): replace(MACHINE, host="one", cores=2.0) for n in "ab"}
     found = beside(state, machines, PeerId("a"))
@@ -161,7 +161,7 @@ async def test_peers_on_one_machine_are_slowed_by_runs_of_each_other() -> None:
 
 
 def test_what_other_programs_ask_for_is_what_members_do_not_use() -> None:
-    """Two members have one and a half of two cores, and ask for three; others have one half."""
+    """Check two members with 1.5 of two cores, which demand three; others have the rest."""
     known = replace(MACHINE, host="one", cores=2.0, demand=9.0, busy=2.0, uses=0.75, waits=0.75)
     machines = {PeerId("a"): known, PeerId("b"): known, PeerId("c"): MACHINE}
     found = loads_of(machines, map(PeerId, "abc"))

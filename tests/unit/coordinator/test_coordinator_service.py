@@ -1,4 +1,4 @@
-"""The coordinator as others meet it: its own journal, protobuf over a transport, no mocks."""
+"""The coordinator from outside: its own journal, protobuf over a transport, no mocks."""
 
 import asyncio
 import threading
@@ -90,7 +90,7 @@ pytestmark = pytest.mark.timeout(30)
 
 @pytest.fixture(autouse=True)
 def attempts_without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that fails is given work again at once, so that messages to it pile up."""
+    """Start the next attempt at once after a failure, so that messages pile up."""
     monkeypatch.setattr("swarm_ft.coordinator.decide.blame.RETRY_S", 0.0)
 
 
@@ -104,7 +104,7 @@ class ManualClock:
 
 @dataclass
 class Office:
-    """A coordinator that is serving, and a way to it."""
+    """A coordinator that serves, and a channel to it."""
 
     service: CoordinatorService
     channel: MemoryChannel
@@ -114,7 +114,7 @@ class Office:
     endpoint: str
 
     def channel_of(self, name: str) -> MemoryChannel:
-        """Of a client that has keys."""
+        """Return a channel of a client that has keys."""
         caller = Caller(role=Role.CLIENT, name=name, key=KEY)
         return self.transport.connect_as(caller, self.endpoint)
 
@@ -158,7 +158,7 @@ async def submit(
     run_id: RunId | None = None,
     priority: int | None = None,
 ) -> RunStatus:
-    """Submit `samples`, (number, tokens) each; the right ones if None."""
+    """Submit `samples`, (number, tokens) each; valid ones if None."""
     stream = await send_submission(channel, spec, samples, digest, run_id, priority)
     status = await stream.receive()
     assert status is not None
@@ -174,7 +174,7 @@ async def send_submission(
     run_id: RunId | None = None,
     priority: int | None = None,
 ) -> MemoryStream[SubmitPart, RunStatus]:
-    """As `submit`; the answer is yet to come."""
+    """Send a job without waiting for the reply."""
     if samples is None:
         samples = [(i, token_ids(spec, i)) for i in range(spec.train.num_samples)]
     stream = channel.open(SUBMIT)
@@ -226,7 +226,7 @@ class JoinedPeer:
 async def train(
     channel: MemoryChannel, peers: Sequence[FakePeer], stop_at: StepNumber = NO_STEP
 ) -> None:
-    """Peers join and work, all at once, until they stop by themselves."""
+    """Let peers join and work, all at once, until they stop by themselves."""
     async with asyncio.TaskGroup() as group:
         for fake in peers:
             joined = JoinedPeer(channel, fake)
@@ -235,7 +235,7 @@ async def train(
 
 
 async def watch(channel: MemoryChannel, run_id: RunId | None = None) -> list[Event]:
-    """All events up to the end of the run."""
+    """Return all events up to the end of the run."""
     return [event async for event in events(channel, run_id)]
 
 
@@ -288,7 +288,7 @@ def peers(make_peer: type[FakePeer]) -> list[FakePeer]:
 
 
 async def joined_to_a_run(office: Office, spec: RunSpec, fake: FakePeer) -> JoinedPeer:
-    """A peer that has been assigned the whole of a new run."""
+    """Return a peer with an assignment of all layers of a new run."""
     await submit(office.channel, spec)
     joined = JoinedPeer(office.channel, fake)
     await joined.hello()
@@ -369,7 +369,7 @@ async def test_status_shows_what_is_kept_at_a_boundary(
 
 
 def make_all(fake: FakePeer) -> FakePeer:
-    """The same peer, for all layers."""
+    """Return the same peer, for all layers."""
     fake.layers = LayerRange(0, 4)
     return fake
 
@@ -516,7 +516,7 @@ async def test_one_submission_too_many_is_told_to_try_again(spec: RunSpec) -> No
 
 
 async def begun(channel: MemoryChannel, spec: RunSpec, name: str) -> MemoryStream[Any, Any]:
-    """A job of which one sample has come in, and no more does."""
+    """Start a job that sends one sample and no more."""
     stream = channel.open(SUBMIT)
     header = SubmitHeader(spec=spec, spec_digest=spec.digest(), run_id=RunId(name))
     await stream.send(header)
@@ -643,7 +643,7 @@ async def test_a_run_whose_name_is_none_is_malformed(spec: RunSpec, run_id: RunI
 
 
 async def test_digests_of_another_clients_run_are_refused(spec: RunSpec) -> None:
-    """A peer or a reader of a run knows them, and so could have its model opened elsewhere."""
+    """Check digests that a peer or a reader could use to have the model opened elsewhere."""
     async with coordinator() as office:
         for changes in ({"owner": "somebody"}, {"nonce": None}):
             other = replace(spec, model=replace(spec.model, **changes))
@@ -695,7 +695,7 @@ async def test_another_job_cannot_take_the_name_of_a_run(
 
 
 class SlowTokens(TokenFiles):
-    """Keeps files once it may."""
+    """Token files that are kept only after permission."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -772,7 +772,7 @@ async def test_a_run_whose_tokens_were_altered_fails_and_the_next_one_trains(
 
 
 async def train_all(channel: MemoryChannel, peers: Sequence[FakePeer]) -> None:
-    """Peers that work for one run after the other."""
+    """Let peers work for one run after the other."""
     async with asyncio.TaskGroup() as group:
         for fake in peers:
             joined = JoinedPeer(channel, fake)
@@ -841,7 +841,7 @@ async def to_its_end(stream: MemoryStream[Any, Any]) -> None:
 async def test_a_watcher_that_does_not_read_is_dropped_and_may_watch_anew(
     make_spec: MakeSpec, peers: Sequence[FakePeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It heard all but the end of its run, and waited for that for ever."""
+    """Check a watcher that once waited for the end of its run for ever."""
     monkeypatch.setattr("swarm_ft.coordinator.watching.MAX_QUEUED", 3)
     async with coordinator() as office, asyncio.TaskGroup() as group:
         run_id = (await submit(office.channel, make_spec(num_steps=9))).run_id
@@ -925,7 +925,7 @@ async def test_plans_ask_for_timelines_if_a_watcher_does(
 async def tracing(
     channel: MemoryChannel, run_id: RunId | None
 ) -> MemoryStream[WatchRequest, Event]:
-    """A watcher that wants timelines and heard what is known by now."""
+    """Open a watcher that traces, and read the run's history."""
     watcher = channel.open(WATCH)
     await watcher.send(WatchRequest(run_id=run_id, traced=True))
     await watcher.receive()
@@ -1045,7 +1045,7 @@ async def test_a_restarted_coordinator_still_has_the_result(
 
 
 async def refused(joined: JoinedPeer) -> SwarmError:
-    """The error that ends a peer's stream, whatever it is told before."""
+    """Return the error that ends a peer's stream, after any messages."""
     return await error_of(drained(joined))
 
 
@@ -1224,7 +1224,7 @@ async def test_a_peer_that_does_not_read_is_dropped(
 
 
 async def ask(joined: JoinedPeer, times: Iterable[int]) -> None:
-    """Each question makes the coordinator say something, and nothing of it is read."""
+    """Send requests whose replies nobody reads."""
     for time_us in times:
         await joined.say(ClockProbe(time_us))
 
@@ -1303,7 +1303,7 @@ async def test_a_failing_journal_ends_the_coordinator_and_nothing_is_said(
 
 
 async def test_time_passes_while_it_runs(spec: RunSpec, make_peer: type[FakePeer]) -> None:
-    """Peers that come are gathered first, which only the clock can end."""
+    """Check the gathering of new peers, which only the clock can end."""
     async with coordinator() as office, asyncio.TaskGroup() as group:
         running = group.create_task(office.service.run())
         await submit(office.channel, spec)

@@ -1,4 +1,4 @@
-"""A coordinator's disk that fills, and has room again: one event each, and words for people."""
+"""A coordinator's disk that fills, and has room again: one event each, with a text."""
 
 import pytest
 

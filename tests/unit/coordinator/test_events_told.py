@@ -1,4 +1,4 @@
-"""Who is told what of what happened, and how much of it is kept."""
+"""Events for each reader, and the number that is kept."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A run's losses as the page asks for them: all, or evenly chosen ones."""
+"""Losses of a run for the page: all, or evenly chosen ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who is told of whom: decisions of introductions, and what they let nobody do."""
+"""Decisions about introductions, and the abuse that they prevent."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def came(
     varies: bool = False,
     measured: Measured = MEASURED,
 ) -> list[str]:
-    """A peer comes, and looks around; whom it is to try then, who are told of it too."""
+    """Add a peer that reports its relays, and return the peers with which it starts trials."""
     host = host or f"198.51.100.{ord(name)}"
     told = Reachable(endpoints=endpoints)
     said = meetings.came(name, host, told, is_peer=True)

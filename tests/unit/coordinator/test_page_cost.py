@@ -1,4 +1,4 @@
-"""What it costs a coordinator of 200 peers that somebody looks at its page."""
+"""Cost of one viewer of the page for a coordinator of 200 peers."""
 
 from swarm_ft.api.coordinating import DOCUMENTS
 from swarm_ft.coordinator.watching import overview
@@ -10,9 +10,9 @@ from tests.work import calls_of
 
 NUM_PEERS, NUM_STAGES, NUM_BLOCKS = 200, 8, 40
 MAX_CALLS = 250
-"""Of functions, for each peer."""
+"""Function calls per peer."""
 MAX_BYTES = 2500
-"""Of what a browser is sent a second, for each peer."""
+"""Bytes per second and peer that a browser receives."""
 
 
 def test_two_hundred_peers_cost_little(swarm: Swarm, make_spec: MakeSpec) -> None:

@@ -1,4 +1,4 @@
-"""Places are shared by members: who has many makes room for who has none."""
+"""Places for long calls: a member with many makes room for one with none."""
 
 import asyncio
 from contextlib import ExitStack

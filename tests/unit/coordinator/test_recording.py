@@ -1,4 +1,4 @@
-"""A recording: what is kept of what happens, what it costs, and what becomes of it on a disk."""
+"""A recording: its contents, its cost, and its behaviour on a failing disk."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ from tests.work import calls_of
 NUM_FEW = 8
 NUM_PEERS, NUM_STAGES, NUM_BLOCKS = 200, 8, 40
 MAX_CALLS = 100
-"""Of functions, for each peer a second."""
+"""Function calls per peer and second."""
 MAX_BYTES_PER_S = 8_000
 SAVED = Snapshot(
     last_commit=CommitStep(
@@ -90,7 +90,7 @@ EMPTY = MappingProxyType[PeerId, Machine]({})
 
 
 class Kept:
-    """A `Sink`."""
+    """A `Sink` that keeps all batches."""
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
@@ -112,10 +112,10 @@ def recorder_of(sink: Kept | RecordingFiles) -> Recorder:
 
 
 class Living:
-    """A coordinator's decisions, recorded.
+    """A coordinator whose decisions are recorded.
 
     Args:
-        swarm: which is there already.
+        swarm: Swarm that exists already.
     """
 
     def __init__(self, swarm: Swarm, recorder: Recorder) -> None:
@@ -130,7 +130,7 @@ class Living:
         self.calls += calls_of(lambda: self._recorder.decided(before, event, self.state, effects))
 
     def all_alive(self, parts_begun: int | None = None) -> None:
-        """Every member says so, within a second in all, in which time passes some times."""
+        """Let every member send a heartbeat within a second, with some ticks between."""
         (run,) = self.state.runs.values()
         step = StepNumber(run.committed_steps)
         alive = PeerAlive()
@@ -148,7 +148,7 @@ class Living:
 
 
 def in_a_step(swarm: Swarm, spec: RunSpec, num_peers: int, num_stages: int) -> Swarm:
-    """With peers of all of which something was just heard."""
+    """A swarm in a step, whose peers all sent a message just now."""
     swarm.submit(spec)
     blocks = spec.model.num_blocks
     size = blocks // num_stages
@@ -209,7 +209,7 @@ def test_two_hundred_peers_a_second_cost_little(swarm: Swarm, make_spec: MakeSpe
 
 
 def cost_of_3_seconds(trains: Swarm, *, is_busy: bool) -> tuple[int, int]:
-    """Calls of the loop and of the writing thread, and bytes, after the base is written."""
+    """Return calls of the loop and of the writing thread, and bytes, after the base."""
     sink, written = Kept(), bytearray()
     living = Living(trains, recorder_of(sink))
     living.all_alive()
@@ -239,7 +239,7 @@ def test_time_alone_is_written_down_now_and_then(trains: Swarm) -> None:
 
 
 def entries_at(state: SwarmState, now_s: float) -> Iterable[Batch]:
-    """A base, then a tick each second."""
+    """Return a base, then a tick each second."""
     base = Base(version="1", now_s=now_s, state=state, machines=EMPTY, relays=(), next_event=1)
     yield Batch(1e9 + now_s, now_s, (base,))
     for second in range(1, 9):
@@ -468,7 +468,7 @@ def test_what_is_no_batch_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def forged(path: Path, *texts: bytes) -> RecordingFile:
-    """A file with these texts as its batches, well framed."""
+    """Write a file with these texts as its batches, in valid frames."""
     packed = zlib.compressobj()
     with path.open("wb") as file:
         file.write(b"swarm-ft recording 2\n")

@@ -1,4 +1,4 @@
-"""Which relay a meeting gets, and who is one: the decision, and real calls of rpc Relay."""
+"""Connected relays, and the choice of one: the decision, and real calls of rpc Relay."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_relay_without_room_is_taken_where_there_is_no_other() -> None:
 
 @dataclass
 class Hub:
-    """A coordinator that knows relays, and notes when these change."""
+    """A coordinator with relays that counts their changes."""
 
     endpoint: str
     introductions: Introductions

@@ -1,4 +1,4 @@
-"""A bug that one run brings out fails that run, and no other run notices."""
+"""A bug that affects one run fails that run, and no other."""
 
 from __future__ import annotations
 

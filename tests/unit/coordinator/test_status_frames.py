@@ -1,4 +1,4 @@
-"""Many questions for the status cost no more than a few."""
+"""Many requests for the status cost no more than a few."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ ME, OTHER = [Caller(role=Role.CLIENT, name=name, key=KEY) for name in ("me", "ot
 
 
 class Source:
-    """What the frames are made of."""
+    """The source of the frames."""
 
     def __init__(self) -> None:
         self.state: object = object()
@@ -36,7 +36,7 @@ class Source:
 
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames never age, and nobody gets more fresh ones than at once."""
+    """Let frames never age, and give nobody more new ones than at once."""
     monkeypatch.setattr(watching, "FRAME_S", 1e9)
     monkeypatch.setattr(watching, "FRESH_PER_S", 1e-9)
 

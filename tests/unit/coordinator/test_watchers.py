@@ -1,4 +1,4 @@
-"""Who watches is told in order; timelines only to those who want them, and not without end."""
+"""Watchers receive all updates in order; timelines only on request, and up to a limit."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -127,7 +127,7 @@ async def test_a_count_stays_in_its_field(
 async def test_a_watcher_that_does_not_read_is_dropped_and_told_so(
     watchers: Watchers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waited for ever for the last status, which had found no room."""
+    """Check a watcher that once waited for ever for the last status."""
     monkeypatch.setattr(watchers_module, "MAX_QUEUED", 2)
     with (
         watchers.watching(RUN, is_tracing=False) as slow,

@@ -1,4 +1,4 @@
-"""Reasons in words: every kind has a sentence, and what each reader gets to see of it."""
+"""Reasons as text: every kind has a sentence, redacted for each reader."""
 
 import pytest
 
@@ -29,7 +29,7 @@ OTHER = RunId("run-2")
 
 
 def full(kind: Kind) -> Reason:
-    """A reason whose fields are all there, two of each, with secrets at two depths."""
+    """Return a reason with all fields set, two of each, with secrets at two depths."""
     part = Reason(
         kind=Kind.PEER_ERROR,
         peers=(PeerId("z"),),

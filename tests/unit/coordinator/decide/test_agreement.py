@@ -1,4 +1,4 @@
-"""Replicas of a stage tell alike what they have alike; who does not is done without."""
+"""Replicas that must report the same: the run goes on without one that does not."""
 
 import pytest
 
@@ -19,7 +19,7 @@ RUN = RunId("run-1")
 
 @pytest.fixture
 def replicas(make_peer: type[FakePeer]) -> list[FakePeer]:
-    """Of the second stage, in the order in which they join."""
+    """The replicas of the second stage, in the order in which they join."""
     return [make_peer(name, "2-4") for name in ("b1", "b2", "b3")]
 
 
@@ -91,7 +91,7 @@ def test_sums_in_another_order_are_the_same_norm(
 
 
 def results(swarm: Swarm) -> list[PeerId]:
-    """Whose results of the second stage clients hear of, in that order."""
+    """Return the peers whose results of the second stage clients see, in that order."""
     return [r.peer_id for r in status_of(swarm.run()).results if r.peer_id != "a"]
 
 

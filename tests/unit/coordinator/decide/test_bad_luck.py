@@ -1,4 +1,4 @@
-"""What one peer says or lacks ends neither a run nor a membership; who fails often is set aside."""
+"""Failures of one peer end neither a run nor a membership; repeated ones suspend the peer."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def other(make_peer: type[FakePeer]) -> FakePeer:
 
 
 def begun(swarm: Swarm, spec: RunSpec, *peers: FakePeer) -> None:
-    """The run has one commit."""
+    """A run with one commit."""
     swarm.submit(spec)
     swarm.join(*peers)
     swarm.settle_until(lambda: len(swarm.history[RUN]) == 1)
@@ -49,14 +49,14 @@ def fail(swarm: Swarm, peer: FakePeer, code: str, words: str = "oh") -> None:
 
 
 def after_failures(code: str, text: str) -> Reason:
-    """The reason of a peer that is suspended for the first time."""
+    """Return the reason of a peer that is suspended for the first time."""
     last = reason(Kind.PEER_ERROR, code=code, text=text, run_id=RUN)
     failures = reason(Kind.FAILED_TOO_OFTEN, amount=3, parts=(last,))
     return reason(Kind.PEER_SUSPENDED, amount=30.0, parts=(failures,))
 
 
 def fail_often(swarm: Swarm, peer: FakePeer, code: str = "internal", words: str = "oh") -> None:
-    """As often as it takes to be set aside, in one attempt after the other."""
+    """Fail in successive attempts until the peer is suspended."""
     for _ in range(MAX_FAILURES):
         swarm.settle_until(lambda: peer.assign is not None and swarm.run().phase.is_working)
         swarm.pending.clear()
@@ -301,7 +301,7 @@ def say_not_finite(
     words: str = "the loss is NaN",
     code: str = "non-finite",
 ) -> None:
-    """Report it once in each of so many attempts, as soon as the peer works."""
+    """Report a non-finite step once in each of so many attempts, as soon as the peer works."""
     for _ in range(times):
         swarm.settle_until(lambda: peer.assign is not None and swarm.run().phase.is_working)
         swarm.pending.clear()
@@ -552,12 +552,12 @@ def test_a_single_failure_is_no_reason_to_do_without_a_peer(
 
 
 def hold_back(swarm: Swarm, peer: FakePeer) -> None:
-    """Nothing is heard of the peer's stage, though it is there and says so."""
+    """Drop the peer's reports of its stage, but not its heartbeats."""
     swarm.forget_said(peer.peer_id)
 
 
 def wait_for(swarm: Swarm, peer: FakePeer, *missed: FakePeer) -> None:
-    """The peer has its stage, and does not reach these."""
+    """Report that the peer has its stage, and does not reach these peers."""
     number = swarm.run().attempt.number
     names = tuple(other.peer_id for other in missed)
     swarm.forget_said(peer.peer_id)

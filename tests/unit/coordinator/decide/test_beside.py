@@ -24,7 +24,7 @@ STEPS = [0, 1, 2]
 
 
 class Roomy(FakePeer):
-    """A peer of several runs: for each of them it is one of its own."""
+    """A peer of several runs, with one fake peer for each of them."""
 
     def __init__(
         self, name: str, layers: str, memory_bytes: int = 1 << 40, max_beside: int = 3
@@ -60,7 +60,7 @@ class Roomy(FakePeer):
 
 @pytest.fixture
 def pair() -> tuple[Roomy, Roomy]:
-    """Both are needed for a run."""
+    """Two peers that a run needs both."""
     return Roomy("a", "0-2"), Roomy("b", "2-4")
 
 
@@ -116,7 +116,7 @@ def test_who_lends_no_memory_for_it_hosts_no_second_stage(
 def test_what_others_leave_of_the_memory_is_all_that_a_run_gets(
     swarm: Swarm, make_spec: MakeSpec
 ) -> None:
-    """The second run has half of its layers where there is little left."""
+    """Check that the second run has half of its layers where little memory is left."""
     spec = make_spec(num_steps=9)
     block_bytes = int(spec.held_bytes(spec.model.layers)) // 4
     swarm.submit(spec)
@@ -266,7 +266,7 @@ def test_a_peer_that_shares_its_time_is_given_twice_the_time(
 
 
 def begin(swarm: Swarm, spec: RunSpec, pair: tuple[Roomy, Roomy], *owners: str) -> list[RunId]:
-    """One run of each owner, all on the same two peers, each with a commit at least."""
+    """Start a run of each owner on the same two peers, each with a commit at least."""
     runs = [RunId(f"run-{number}") for number, _ in enumerate(owners)]
     for run_id, owner in zip(runs, owners, strict=True):
         swarm.handle(RunSubmitted(run_id, spec, owner, STORAGE_KEY))
@@ -276,7 +276,7 @@ def begin(swarm: Swarm, spec: RunSpec, pair: tuple[Roomy, Roomy], *owners: str) 
 
 
 def fail_in(swarm: Swarm, peer: Roomy, run_id: RunId, code: str = "unavailable") -> None:
-    """So often that this run goes on without the peer."""
+    """Fail so often that this run suspends the peer."""
     while not swarm.run(run_id).is_without(peer.peer_id, swarm.now_s):
         if swarm.run(run_id).phase.is_working:
             swarm.say(peer, peer.part(run_id).failed(code))

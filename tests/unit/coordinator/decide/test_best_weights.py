@@ -1,4 +1,4 @@
-"""A run that stops early, and one whose result is the best of its weights."""
+"""Runs that stop early, and runs whose result is the best of their weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Begin = Callable[..., tuple[Swarm, list[FakePeer]]]
 
 @pytest.fixture(scope="module")
 def begin(make_swarm: type[Swarm], make_peer: type[FakePeer], make_spec: MakeSpec) -> Begin:
-    """A run with a journal of its own, and these losses of the weights after 0, 1, ... steps."""
+    """Start a run with its own journal, and these losses of the weights after 0, 1, ... steps."""
 
     def make(losses: Sequence[float], **options: object) -> tuple[Swarm, list[FakePeer]]:
         swarm = make_swarm(Journal(":memory:"))
@@ -58,7 +58,7 @@ def begin(make_swarm: type[Swarm], make_peer: type[FakePeer], make_spec: MakeSpe
 
 
 class Outcome(NamedTuple):
-    """What came of a run."""
+    """The end of a run."""
 
     phase: RunPhase
     trained_steps: int
@@ -81,7 +81,7 @@ def outcome(swarm: Swarm) -> Outcome:
 
 
 def expected(losses: Sequence[float], patience: int) -> tuple[int, int]:
-    """Steps that are trained, and those in the result, by the rule in other words."""
+    """Return the trained steps, and the steps in the result, by an independent form of the rule."""
     worse = 0
     for step in range(1, STEPS + 1):
         worse = 0 if losses[step] < min([*losses[1:step], math.inf]) else worse + 1

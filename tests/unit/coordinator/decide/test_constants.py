@@ -1,4 +1,4 @@
-"""What frozen stages make of a sample is asked for once, and again where it was lost."""
+"""Outputs of frozen stages are computed once a sample, and again where they were lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS_PER_EPOCH = 2
 
 @pytest.fixture
 def trained(swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Swarm:
-    """Two stages, of which the first is frozen; an epoch was trained."""
+    """A run of two stages, the first of which is frozen, after an epoch."""
     spec = make_spec(
         train_layers="2-",
         num_samples=4,
@@ -33,7 +33,7 @@ def trained(swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Swar
 
 
 def entries(peer: FakePeer) -> list[tuple[list[int], list[int]]]:
-    """Where microbatches begin in each plan: those that train, those that are only evaluated."""
+    """Return the stages at which microbatches of each plan start, trained and evaluated ones."""
     plans = [message for message in peer.heard if isinstance(message, PlanStep)]
     return [([b.entry for b in p.microbatches], [b.entry for b in p.evaluation]) for p in plans]
 

@@ -1,4 +1,4 @@
-"""Everything that members sent: counted once, over restarts of members and of the coordinator."""
+"""Sent bytes of members: counted once, over restarts of members and of the coordinator."""
 
 import pytest
 

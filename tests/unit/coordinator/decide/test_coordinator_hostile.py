@@ -1,4 +1,4 @@
-"""Nothing that anybody says makes the coordinator raise, or count a step twice."""
+"""No message makes the coordinator raise, or count a step twice."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -79,11 +79,11 @@ disturbances = st.one_of(
 # Between two disturbances the run gets some way, or it would never get anywhere.
 scripts = st.lists(st.tuples(st.integers(0, 3), disturbances), max_size=25)
 Script: TypeAlias = list[tuple[int, tuple[Any, ...]]]
-"""How often peers make progress, then a disturbance; as often as there are."""
+"""Numbers of steps of progress, each with the disturbance that follows."""
 
 
 class Mob:
-    """Makes events of actions, and gives them to the coordinator."""
+    """A maker of hostile events, which it gives to the coordinator."""
 
     def __init__(self, swarm: Swarm, make_spec: MakeSpec) -> None:
         self.swarm, self.make_spec = swarm, make_spec
@@ -97,7 +97,7 @@ class Mob:
 
     @property
     def _now(self) -> tuple[RunId, Attempt, StepNumber, tuple[PeerId, ...]]:
-        """Run, attempt and step as the coordinator knows them."""
+        """Return run, attempt and step as the coordinator knows them."""
         run = next(iter(self.swarm.state.active_runs), None)
         if run is None:
             return RUNS[0], Attempt(0), StepNumber(0), ()
@@ -149,7 +149,7 @@ class Mob:
                 self.hello(peer_id, None, 0, True)
 
     def progress(self) -> None:
-        """Whatever the run waits for from its peers."""
+        """Send the messages that the run waits for."""
         run_id, _, _, peers = self._now
         phase = self.swarm.state.runs[run_id].phase
         for peer_id in peers:

@@ -174,7 +174,7 @@ def test_a_commit_has_loss_norm_clip_factor_and_learning_rate(
 def test_a_loss_is_a_mean_over_what_was_learned(
     swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, num_targets: int, loss: float
 ) -> None:
-    """And a number, whatever a peer tells."""
+    """Check also that it is a number, whatever a peer reports."""
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.step()
@@ -1196,7 +1196,7 @@ def test_peers_that_host_the_snapshots_stages_are_asked_for_these(
 def test_tied_ends_that_one_peer_had_stay_with_one_peer(
     swarm: Swarm, make_spec: MakeSpec, make_peer: type[FakePeer]
 ) -> None:
-    """Where it is one weight, the last stage's name for it is not in the snapshot."""
+    """Check a snapshot that lacks the last stage's name of the one shared weight."""
     spec = make_spec(num_steps=6, save_steps=2)
     train = replace(spec.train, sync_tied_embeddings=True)
     spec = replace(spec, model=replace(spec.model, tied_embeddings=True), train=train)

@@ -1,4 +1,4 @@
-"""A step that is planned again: what is done stays done, a slow peer's share is divided anew."""
+"""Plans of a repeated step: done work stays done, and a slow peer's share is divided again."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ def peers() -> list[FakePeer]:
 
 @pytest.fixture
 def training(swarm: Swarm, make_spec: MakeSpec, peers: list[FakePeer]) -> Swarm:
-    """All of them in the middle of the fifth step; nobody is ready yet."""
+    """A swarm in the middle of the fifth step; no peer is ready yet."""
     spec = make_spec(
         num_samples=4 * MICROBATCHES, batch_size=MICROBATCHES, micro_batch_size=1, num_steps=9
     )
@@ -176,7 +176,7 @@ def test_who_says_that_it_is_slow_is_thought_as_slow_as_the_step_and_harms_only_
 def test_who_lends_little_of_its_link_gets_as_little_to_do(
     swarm: Swarm, make_spec: MakeSpec, peers: list[FakePeer]
 ) -> None:
-    """Half of the microbatches keep its link busy three times as long as they take to compute."""
+    """Check a link that half of the microbatches occupy for three times their computing time."""
     capped, other = peers[:2]
     capped.max_up_bytes_per_s = 100 / (3 * USUAL_S * MICROBATCHES / 2)
     for peer in peers:
@@ -198,7 +198,7 @@ def test_who_lends_little_of_its_link_gets_as_little_to_do(
 
 
 def commit_slowly(swarm: Swarm, peers: list[FakePeer]) -> None:
-    """All tell what they will of the open step, once it is old enough for honest numbers."""
+    """Let all peers report the open step, once it is old enough for honest numbers."""
     step = swarm.run().committed_steps
     swarm.wait(USUAL_S * MICROBATCHES / 2)
     for peer in peers:

@@ -1,4 +1,4 @@
-"""How long a stage's last peer is waited for: as long as it would cost to do without it."""
+"""Patience with a stage's last peer: as long as a rollback would cost."""
 
 from typing import Any, Protocol
 
@@ -16,14 +16,14 @@ RUN = RunId("run-1")
 
 
 class Train(Protocol):
-    """Options are those of training."""
+    """Maker of a swarm with a trained run; keywords are options of the training."""
 
     def __call__(self, num_steps: int, *, seconds: float = 0.0, **options: Any) -> Swarm: ...
 
 
 @pytest.fixture
 def train(make_swarm: type[Swarm], make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Train:
-    """`train(2, seconds=4.0)`: a swarm whose run has two steps behind it, of 4 s each, or more."""
+    """Maker such that `train(2, seconds=4.0)` is a swarm after at least two steps of 4 s each."""
 
     def make(num_steps: int, *, seconds: float = 0.0, **options: Any) -> Swarm:
         swarm = make_swarm(Journal(":memory:"))
@@ -46,7 +46,7 @@ def away_s(swarm: Swarm, peer: FakePeer) -> float:
 
 
 def wait_until_away(swarm: Swarm, peer: FakePeer, seconds: float) -> None:
-    """Until just before the peer is away for so long."""
+    """Wait until just before the peer has been away for so long."""
     swarm.wait(seconds - away_s(swarm, peer) - 1.0)
 
 

@@ -27,7 +27,7 @@ Script: TypeAlias = dict[int, list[tuple[str, int, int]]]
 
 @pytest.fixture(scope="module")
 def begin(make_swarm: type[Swarm], make_peer: type[FakePeer], make_spec: MakeSpec) -> Begin:
-    """A submitted run and its peers, with a journal of its own."""
+    """Return a submitted run and its peers, with a journal of its own."""
 
     def make() -> tuple[Swarm, list[FakePeer]]:
         swarm = make_swarm(Journal(":memory:"))
@@ -41,7 +41,7 @@ def begin(make_swarm: type[Swarm], make_peer: type[FakePeer], make_spec: MakeSpe
 
 @pytest.fixture(scope="module")
 def quiet(begin: Begin) -> Quiet:
-    """Commits of the run that nothing interrupts, and how many messages it takes."""
+    """Return the commits of an undisturbed run, and its number of messages."""
 
     @cache
     def play() -> tuple[list[StepCommitted], int]:
@@ -113,7 +113,7 @@ def test_a_stream_that_breaks_at_any_event_changes_nothing(
 
 
 class Interruptions:
-    """Plays a run while a script of (event, kind, peer, number) interrupts it."""
+    """A run that a script of (event, kind, peer, number) interrupts."""
 
     def __init__(
         self, swarm: Swarm, peers: list[FakePeer], draw_index: Callable[[int], int]

@@ -1,4 +1,4 @@
-"""Results that lie at peers: whose are lost, when they are made again, and from which step."""
+"""Results at peers: losses of them, their repetition, and its first step."""
 
 import pytest
 
@@ -19,7 +19,7 @@ RUN, SECOND = RunId("run-1"), RunId("run-2")
 
 @pytest.fixture
 def finished(make_swarm: type[Swarm], make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Swarm:
-    """A run whose result lies at a and b; nothing but that was kept of it."""
+    """A run whose result is at a and b, without any other state."""
     swarm = make_swarm(Journal(":memory:"))
     swarm.submit(make_spec())
     swarm.join(a, b)
@@ -30,7 +30,7 @@ def finished(make_swarm: type[Swarm], make_spec: MakeSpec, a: FakePeer, b: FakeP
 
 @pytest.fixture
 def saved(make_swarm: type[Swarm], make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Swarm:
-    """As `finished`, with the state after the last step among the snapshots."""
+    """The run of `finished`, with a snapshot after the last step."""
     swarm = make_swarm(Journal(":memory:"))
     swarm.submit(make_spec(save_steps=2))
     swarm.join(a, b)
@@ -205,7 +205,7 @@ def c(make_peer: type[FakePeer]) -> FakePeer:
 
 @pytest.fixture
 def second(finished: Swarm, make_spec: MakeSpec, c: FakePeer) -> Swarm:
-    """The second run trains at c while the first waits to be collected."""
+    """A second run that trains at c while the first waits for its client."""
     finished.submit(make_spec(num_steps=5), SECOND)
     finished.join(c)
     finished.settle_until(lambda: finished.run(SECOND).committed_steps == 2)

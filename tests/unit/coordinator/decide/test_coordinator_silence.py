@@ -1,4 +1,4 @@
-"""Peers of which nothing is heard, and a coordinator that heard nothing because it stood still."""
+"""Silent peers, and a coordinator that stood still and received nothing."""
 
 from typing import TypeAlias
 

@@ -1,4 +1,4 @@
-"""What a run's watchers are told when a peer is lost: who, what, and what happens now."""
+"""Notices to a run's watchers about a lost peer: its name, the cause and the consequence."""
 
 from typing import TypeAlias
 
@@ -25,7 +25,7 @@ def peers(make_peer: type[FakePeer]) -> Peers:
 
 @pytest.fixture
 def trained(swarm: Swarm, make_spec: MakeSpec, peers: Peers) -> Swarm:
-    """A swarm with one step behind it; what it says from then on is looked at."""
+    """A swarm after one step; its effects are those from then on."""
     swarm.join(*peers)
     swarm.submit(make_spec())
     swarm.settle_until(lambda: swarm.run().committed_steps == A_STEP)

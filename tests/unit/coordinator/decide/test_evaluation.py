@@ -1,4 +1,4 @@
-"""Held-out samples: when they are planned, over whom, and what is written down of them."""
+"""Held-out samples: the times of their evaluation, their routes, and the records."""
 
 import pytest
 
@@ -12,11 +12,11 @@ from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 NUM_SAMPLES, HELD_OUT = 6, 5
 MEAN = NUM_SAMPLES + (HELD_OUT - 1) / 2
-"""Of the losses, which are the held-out samples' numbers."""
+"""Mean of the losses, which are the held-out samples' numbers."""
 
 
 def evaluations(swarm: Swarm) -> list[Evaluated]:
-    """As they were written down; each was told as well."""
+    """Return the evaluations in records, each of which was published as well."""
     told = [e.event for e in swarm.effects if isinstance(e, Publish)]
     written = [e.evaluated for e in swarm.effects if isinstance(e, EvaluationRecord)]
     assert [event for event in told if isinstance(event, Evaluated)] == written

@@ -1,6 +1,6 @@
-"""What invitations grant, and whom a job trusts with its ends, holds whoever comes, goes or lies.
+"""Grants of invitations, and a job's trusted ends, hold for any sequence of events.
 
-That nobody hosts what it may not is checked after every event, see `Swarm` in the conftest.
+The fixture `Swarm` checks after every event that no peer hosts a forbidden stage.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ STEPS = 8
 
 @pytest.fixture
 def replica(make_peer: MakePeer) -> FakePeer:
-    """It may host the first stage beside others."""
+    """A peer that may host the first stage beside others."""
     return make_peer("r", "0-2", grant=REPLICA)
 
 
@@ -47,7 +47,7 @@ def until_commits(swarm: Swarm, number: int) -> None:
 
 @pytest.fixture
 def joined(swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, replica: FakePeer) -> Swarm:
-    """The replica has taken the state of a's stage over, and computes."""
+    """A replica that has copied the state of a's stage, and computes."""
     swarm.join(replica, a, b)
     swarm.submit(make_spec(num_steps=STEPS))
     swarm.settle_until(lambda: replica.peer_id in swarm.run().past.committers)
@@ -251,7 +251,7 @@ def test_a_run_does_not_fail_because_nobody_but_it_is_there(
 
 @pytest.fixture
 def crowd(joined: Swarm, make_peer: MakePeer) -> list[FakePeer]:
-    """Several on probation, and a second one that is not, in the first stage."""
+    """The first stage with several peers on probation, and a second one that is not."""
     second = make_peer("a2", "0-2")
     crowd = [make_peer(f"r{i}", "0-2", grant=REPLICA) for i in range(3)]
     joined.join(second, *crowd)

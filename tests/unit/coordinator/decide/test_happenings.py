@@ -1,4 +1,4 @@
-"""What people are told of a swarm: what happened, why, and what would have helped."""
+"""Events for people: the fact, its cause, and the remedy."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What is remembered of runs that are over, and for how long their results are kept."""
+"""Memory of runs that are over, and the lifetime of their results."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +24,7 @@ RUN = RunId("run-1")
 def finished(
     make_swarm: Callable[..., Swarm], make_spec: MakeSpec, tmp_path: Path, a: FakePeer, b: FakePeer
 ) -> Swarm:
-    """A run is trained, and its result waits for its client for an hour."""
+    """A trained run, whose result has waited for its client for an hour."""
     swarm = make_swarm(Journal(str(tmp_path / "journal.db")))
     swarm.state = replace(swarm.state, result_s=3600.0)
     swarm.submit(make_spec())

@@ -1,4 +1,4 @@
-"""Snapshots that lie with the peers: with whom, for how long, and what a lost stage begins from."""
+"""Snapshots at peers: keepers, their number over time, and the restart of a lost stage."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,14 +35,14 @@ from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 RUN = RunId("run-1")
 NUM_KEEPERS = 2
 IDLE = "9-12"
-"""Layers that no stage of the runs here has: who offers them can keep, and does nothing else."""
+"""Layers of no stage here: a peer that offers them can keep shards, and does nothing else."""
 
 Keeping: TypeAlias = Callable[..., Swarm]
 
 
 @pytest.fixture
 def keeping(make_swarm: type[Swarm]) -> Keeping:
-    """A swarm whose peers keep snapshots, of which each has this much room."""
+    """A swarm whose peers keep snapshots, with this much room each."""
 
     def make(*peers: FakePeer, num_keepers: int = NUM_KEEPERS, room: int = 100) -> Swarm:
         swarm = make_swarm(Journal(":memory:"))
@@ -70,7 +70,7 @@ def until_commits(swarm: Swarm, number: int) -> None:
 
 
 def until_kept(swarm: Swarm, step: int) -> None:
-    """Until a snapshot of so many steps is whole, and the next step is made."""
+    """Train until a snapshot of so many steps is complete, and the next step is committed."""
     swarm.settle_until(lambda: step in {one.step for one in swarm.run().past.snapshots})
     swarm.settle_until(lambda: swarm.run().committed_steps > step)
 
@@ -81,7 +81,7 @@ def stages_of(swarm: Swarm) -> tuple[SavedStage, ...]:
 
 
 def keepers_of(swarm: Swarm) -> dict[str, set[str]]:
-    """Who has the stages of the newest snapshot, as the coordinator knows."""
+    """Return the keepers of the newest snapshot's stages, as the coordinator knows them."""
     return {str(stage.layers): set(stage.keepers) for stage in stages_of(swarm)}
 
 

@@ -1,6 +1,6 @@
-"""Who is connected and never ready holds the others up for a known time, if they can go on without.
+"""Connected peers that are never ready: the others wait a limited time, then go on without them.
 
-How long peers may take to have their stages: `test_bad_luck`.
+`test_bad_luck` checks the limits of loading.
 """
 
 import itertools
@@ -40,12 +40,12 @@ def other(make_peer: type[FakePeer]) -> FakePeer:
 
 
 def commit(swarm: Swarm, num_steps: int) -> None:
-    """Go on until so many steps are committed and the next one is planned."""
+    """Train until so many steps are committed and the next one is planned."""
     swarm.settle_until(lambda: len(swarm.history[RUN]) == num_steps and swarm.run().step)
 
 
 def begun(swarm: Swarm, spec: RunSpec, *peers: FakePeer) -> None:
-    """The run has one commit, and its second step is under way."""
+    """A run with one commit, and its second step under way."""
     swarm.submit(spec)
     swarm.join(*peers)
     commit(swarm, 1)
@@ -66,7 +66,7 @@ def say_alive(
 
 
 def stand_by(swarm: Swarm, seconds: float, waiting: dict[FakePeer, Sequence[FakePeer]]) -> None:
-    """Time passes; these say whom they wait for, if they do, and are not ready meanwhile."""
+    """Let time pass in which these peers report whom they wait for, and are not ready."""
     end_s, attempt = swarm.now_s + seconds, swarm.run().attempt.number
     while swarm.now_s < end_s and swarm.run().attempt.number == attempt:
         for peer, missed in waiting.items():
@@ -76,7 +76,7 @@ def stand_by(swarm: Swarm, seconds: float, waiting: dict[FakePeer, Sequence[Fake
 
 
 def hold_up(swarm: Swarm, peer: FakePeer, seconds: float, waiting: Collection[FakePeer]) -> None:
-    """The peer does nothing of its step, and the others wait for it."""
+    """Let the peer do no part of its step, while the others wait for it."""
     swarm.forget_said(peer.peer_id)
     stand_by(swarm, seconds, {peer: ()} | {one: [peer] for one in waiting})
 
@@ -140,7 +140,7 @@ def test_who_gets_on_with_it_is_not_late_and_nobody_gets_on_for_ever(
 def hold_up_but(
     swarm: Swarm, seconds: float, waiting: Collection[FakePeer], missed: FakePeer
 ) -> None:
-    """Time passes, in which these wait for the one that is missed, which says nothing."""
+    """Let time pass in which these wait for a peer that reports nothing."""
     stand_by(swarm, seconds, {one: [missed] for one in waiting})
 
 
@@ -286,7 +286,7 @@ def test_the_only_host_of_a_result_may_take_long(
 def joined(
     swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, newcomer: FakePeer
 ) -> Swarm:
-    """The newcomer listens, and does not get its stage's state."""
+    """A swarm in which the newcomer listens, and does not get its stage's state."""
     newcomer.is_slow_to_take = True
     swarm.submit(make_spec(num_steps=1000))
     swarm.join(a, b)
@@ -297,7 +297,7 @@ def joined(
 
 
 def train_on(swarm: Swarm, seconds: float, until: Callable[[], object] = lambda: False) -> None:
-    """A step every few seconds."""
+    """Train a step every few seconds."""
     end_s = swarm.now_s + seconds
     while swarm.now_s < end_s and not until():
         commit(swarm, len(swarm.history[RUN]) + 1)

@@ -1,4 +1,4 @@
-"""A peer that would leave: nothing is lost by it, as long as somebody can take over."""
+"""Peers that leave: nothing is lost, as long as another peer can take over."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def begin(swarm: Swarm, spec: RunSpec, *peers: FakePeer, steps: int = 2) -> None
 
 
 def goes(swarm: Swarm, peer: FakePeer) -> None:
-    """Once it may."""
+    """Let the peer leave once it may."""
     swarm.settle_until(lambda: swarm.may_go(peer))
     swarm.leave(peer)
 
@@ -494,7 +494,7 @@ wishes = st.lists(
 
 
 def do(swarm: Swarm, peer: FakePeer, wish: str) -> None:
-    """What a peer may do, if it may, or the run's owner; it goes only once told that it may."""
+    """Do one action that a peer or the run's owner may do now; leave only with permission."""
     member = swarm.state.members.get(peer.peer_id)
     if wish in ("is held", "is let go on"):
         swarm.handle(RunPaused(RUN) if wish == "is held" else RunResumed(RUN))

@@ -1,4 +1,4 @@
-"""Layers move between a run's stages while it trains, where its steps are faster then by far."""
+"""Repartitions: layers move between a run's stages while it trains, if that is much faster."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ EVEN = ["a: 0-3", "b: 3-6", "c: 6-9"]
 FAST_S, SLOW_S = 0.1, 0.6
 NUM_STEPS = 120
 BLOCK_BYTES = 4 * 400_000
-"""With gradients and optimizer."""
+"""Bytes of a block, with gradients and optimizer state."""
 
 
 class Worker(FakePeer):
-    """It takes any layers, and so long for each block of a microbatch.
+    """A peer that takes any layers, with a given time for each block of a microbatch.
 
-    Its link carries activations easily, and what replicas sum of large blocks in seconds.
+    Its link carries activations easily, and the replicas' sums of large blocks in seconds.
     """
 
     def __init__(self, name: str, block_s: float = FAST_S, layers: str = "auto") -> None:
@@ -65,7 +65,7 @@ def spec(make_spec: MakeSpec) -> RunSpec:
 
 
 def long_spec(make_spec: MakeSpec, **train: object) -> RunSpec:
-    """Nine large blocks; two microbatches a step; the codecs have no buffers."""
+    """A spec of nine large blocks, two microbatches per step, and codecs without buffers."""
     wanted: dict[str, object] = {
         "num_samples": 400,
         "num_steps": NUM_STEPS,
@@ -88,7 +88,7 @@ def training(
     keeps_snapshots: bool = True,
     moves_layers: bool = True,
 ) -> Swarm:
-    """It trains on an even cut."""
+    """A swarm that trains on an even cut."""
     swarm = Swarm(Journal(":memory:"))
     swarm.state = replace(
         swarm.state,
@@ -115,13 +115,13 @@ def moves(swarm: Swarm) -> list[Reason | None]:
 
 
 def moves_at(swarm: Swarm) -> list[int]:
-    """After which steps."""
+    """Return the steps after which layers moved."""
     happened = (effect for effect in swarm.effects if isinstance(effect, Happened))
     return [one.to_step or 0 for one in happened if one.kind is EventKind.RUN_MOVED]
 
 
 def committed(swarm: Swarm, run: RunId = RUN) -> list[int]:
-    """Steps in the order in which they were, made again or not."""
+    """Return the steps in the order of their commits, with repetitions."""
     records = (effect for effect in swarm.effects if isinstance(effect, CommitRecord))
     return [int(record.step.step) for record in records if record.run_id == run]
 
@@ -305,7 +305,7 @@ def test_what_peers_did_is_looked_at_now_and_then(spec: RunSpec) -> None:
 
 
 def saving(spec: RunSpec) -> tuple[Swarm, list[Worker]]:
-    """A swarm that waits for the snapshot with which layers are to move; none is saved yet."""
+    """A swarm that waits for the snapshot of a repartition, of which no stage is saved yet."""
     peers = workers("a", "b", "c")
     swarm = training(spec, peers)
     peers[1].block_s = SLOW_S
@@ -473,7 +473,7 @@ def test_a_run_moves_beside_others_and_takes_nobody_from_them(make_spec: MakeSpe
 )
 @given(seed=st.integers(0, 1 << 32))
 def test_whatever_happens_each_step_counts_once(make_spec: MakeSpec, seed: int) -> None:
-    """Each event is checked against what was written before it, see `Swarm`."""
+    """Check any events; `Swarm` checks each one against the records before it."""
     random, peers = Random(seed), workers("a", "b", "c", "d")
     swarm = training(long_spec(make_spec, num_steps=80), peers)
     away: list[Worker] = []

@@ -1,4 +1,4 @@
-"""What an owner asks of a run: pause, resume, another learning rate."""
+"""Requests of an owner: pause, resume, another learning rate."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def swarm(make_swarm: type[Swarm]) -> Swarm:
 
 @pytest.fixture
 def trained(swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Swarm:
-    """A swarm whose run has some steps behind it, and the next under way."""
+    """A swarm whose run has made some steps, with the next under way."""
     swarm.submit(make_spec(num_steps=STEPS, learning_rate=0.5, lr_schedule=LrSchedule.CONSTANT))
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().committed_steps == AFTER)
@@ -281,7 +281,7 @@ LESS, LEAST = Codecs("aq2", "q2+z"), Codecs("aq1", "q2+z")
 
 
 def planned(swarm: Swarm) -> dict[int, Codecs | None]:
-    """What each step went by, as it was planned last."""
+    """Return the codecs of each step in its newest plan."""
     return {plan.step: plan.codecs for _, plan in swarm.said(PlanStep)}
 
 
@@ -381,7 +381,7 @@ ASKS = {"num_steps": STEPS, "quality": 0.01, **USUAL_CODECS}
 
 @pytest.fixture
 def measured(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> Swarm:
-    """A swarm in which each step is far coarser or finer than asked, in turn."""
+    """A swarm in which each step measures far too coarse or too fine a codec, in turn."""
     monkeypatch.setattr("swarm_ft.coordinator.plan.steps.casts_shadows", lambda *_: False)
     monkeypatch.setattr(
         "swarm_ft.coordinator.decide.commits.excess_of",

@@ -1,4 +1,4 @@
-"""A newcomer takes its stage over while the others train: what the coordinator makes of it."""
+"""Decisions about a newcomer that copies its stage's state while the others train."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ def until_commits(swarm: Swarm, number: int) -> None:
 def begin(
     swarm: Swarm, spec: RunSpec, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
 ) -> None:
-    """One step is committed, then the newcomer begins to listen."""
+    """Commit one step, after which the newcomer begins to listen."""
     swarm.join(*peers)
     swarm.submit(spec)
     until_commits(swarm, 1)
@@ -62,7 +62,7 @@ def begin(
 def listened(
     swarm: Swarm, make_spec: MakeSpec, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
 ) -> Swarm:
-    """The newcomer has begun at step 2 and does not get the state; step 2 is under way."""
+    """A newcomer that began at step 2 and does not get the state; step 2 is under way."""
     begin(swarm, make_spec(num_steps=STEPS, save_steps=2), peers, newcomer)
     until_commits(swarm, 3)
     return swarm
@@ -81,7 +81,7 @@ def plans_of(swarm: Swarm, step: int) -> list[PlanStep]:
 
 
 def replicas_used(swarm: Swarm, step: int) -> set[int]:
-    """Of the second stage."""
+    """Return the replicas of the second stage on the plan's routes."""
     (*_, plan) = plans_of(swarm, step)
     return {batch.replica_at(1) for batch in plan.microbatches}
 

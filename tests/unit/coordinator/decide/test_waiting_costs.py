@@ -1,4 +1,4 @@
-"""Runs that wait cost nothing: how often the coordinator divides and places, counted by event."""
+"""Waiting runs cost nothing: counts of divisions and placements per event."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
 
 @pytest.fixture(params=["large", "behind"])
 def swarm(request: pytest.FixtureRequest) -> Swarm:
-    """Peers and jobs that wait, at rest."""
+    """Peers and waiting jobs, at rest."""
     swarm = busy_swarm(NUM_PEERS, NUM_JOBS, request.param, limit_s=60.0)
     swarm.begin_training()
     swarm.hear_of_all()

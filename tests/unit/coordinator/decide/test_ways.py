@@ -1,4 +1,4 @@
-"""Who reaches whom, as introductions tell it, decides who sits beside whom, and nothing else."""
+"""The known connectivity decides the order of peers in the pipeline, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MakePeer = type[FakePeer]
 
 
 def ways_of(names: str, direct: Iterable[str]) -> Ways:
-    """Pairs that reach each other; all others go over a relay."""
+    """Return a connectivity in which these pairs connect directly, and all others over a relay."""
     met = dict.fromkeys(combinations(sorted(names), 2), Way.RELAYED)
     return Ways(met=met | {(pair[0], pair[1]): Way.PUNCHED for pair in direct})
 
@@ -32,7 +32,7 @@ def pipeline(swarm: Swarm) -> list[str]:
 
 @pytest.fixture
 def four(swarm: Swarm, make_peer: MakePeer, make_spec: MakeSpec) -> Swarm:
-    """Peers that take what they are given, of which nothing is known yet."""
+    """Peers that take any layers, and whose connectivity is unknown yet."""
     swarm.submit(make_spec())
     swarm.join(*(make_peer(name, "auto") for name in "abcd"))
     return swarm

@@ -1,4 +1,4 @@
-"""Which peers hold which buffers: against a dictionary that does the same."""
+"""The ledger of buffers, against a dictionary that does the same."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -45,7 +45,7 @@ def pipeline(peers: Sequence[tuple[PeerId, ...]] = STAGES) -> list[Stage]:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """The ledger, a dictionary, and every ledger that there was."""
+    """The ledger, a dictionary, and every earlier ledger."""
 
     @initialize()
     def begin(self) -> None:

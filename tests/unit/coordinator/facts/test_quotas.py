@@ -1,4 +1,4 @@
-"""How much clients may have at a coordinator: the decision alone, over any number of jobs."""
+"""Quotas of clients: the decision alone, over any number of jobs."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ OWNERS = ("a", "b", "")
 
 @pytest.fixture(scope="module")
 def runs(make_spec: MakeSpec) -> dict[tuple[str, RunPhase, int], Run]:
-    """One of each kind."""
+    """A run of each kind."""
     specs = {num: make_spec(num_samples=num, seq_length=8) for num in SIZES}
     return {
         (owner, phase, num): Run(

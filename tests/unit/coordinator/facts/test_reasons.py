@@ -1,4 +1,4 @@
-"""Reasons as values: what is compared, and that the pure core composes no text."""
+"""Reasons as values: their comparison, and a pure core that composes no text."""
 
 import ast
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ PURE = sorted(path for part in ("facts", "plan", "decide") for path in (FOLDER /
 FIELDS = {"reason", "detail", "notice", "words", "why", "remedy", "failed", "misfits", "idle"}
 """Arguments and variables that hold reasons."""
 OUTSIDE = {"text", "text_before"}
-"""Fields of a reason that hold text from outside, and nothing that is composed here."""
+"""Fields of a reason that hold text from outside, which the core does not compose."""
 
 
 # ---- what is compared
@@ -48,7 +48,7 @@ def test_one_of_several_is_itself() -> None:
 
 
 def _is_composed(node: ast.AST) -> bool:
-    """Whether an expression makes text: of a template, of pieces, or of a sentence."""
+    """Whether an expression makes text: from a template, from pieces, or a sentence."""
     if isinstance(node, ast.JoinedStr):
         return True
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mod)):
@@ -64,7 +64,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _without_errors(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but docstrings, and messages of errors that are raised."""
+    """Yield all nodes but docstrings, and messages of errors that are raised."""
     for child in ast.iter_child_nodes(node):
         is_docstring = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
         if not is_docstring and not isinstance(child, (ast.Raise, ast.Assert)):
@@ -77,7 +77,7 @@ def _name_of(target: ast.AST) -> str:
 
 
 def _values_of_reasons(tree: ast.AST) -> Iterator[ast.AST]:
-    """The values of all arguments and variables that hold a reason."""
+    """Yield the values of all arguments and variables that hold a reason."""
     for node in ast.walk(tree):
         match node:
             case ast.keyword(arg=str(name), value=value) if name in FIELDS | OUTSIDE:
@@ -91,10 +91,10 @@ def _values_of_reasons(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def composed_texts(source: str) -> list[int]:
-    """Lines of a module's source that compose text for a reader.
+    """Return lines of a module's source that compose text for a reader.
 
-    A sentence or a template anywhere but in an error that is raised; and any text at all where a
-    reason is expected.
+    That is a sentence or a template anywhere but in an error that is raised; and any text at all
+    where a reason is expected.
     """
     tree = ast.parse(source)
     sentences = [node for node in _without_errors(tree) if _is_composed(node)]
@@ -121,7 +121,7 @@ ALLOWED = {
         'return {stage: derived_key(run_key, f"stage {stage}")',
     ],
 }
-"""How lines begin that make names and keys which no reader sees, or a part of an error."""
+"""Beginnings of lines that make names and keys which no reader sees, or a part of an error."""
 
 
 @pytest.mark.parametrize("path", PURE, ids=lambda path: f"{path.parent.name}/{path.name}")

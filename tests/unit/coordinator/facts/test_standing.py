@@ -1,4 +1,4 @@
-"""How often a peer failed of late decides how long it rests."""
+"""Recent failures of a peer determine the length of its suspension."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""How likely two members reach each other over a relay only."""
+"""Chance that two members connect only over a relay."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A journal with a key: its runs come back with it, and the disk tells nothing of their data."""
+"""A journal with a key: its runs come back with it, and the disk reveals no data of theirs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +25,7 @@ Open = Callable[[bytes | None], Journal]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Open]:
-    """`opened(key)`: the journal, in place of one that was opened before."""
+    """A function such that `opened(key)` is the journal, in place of the one opened before."""
     books: list[Journal] = []
 
     def open_one(key: bytes | None) -> Journal:

@@ -1,4 +1,4 @@
-"""A disk that somebody fills: runs under way go on, and no job is taken in."""
+"""A full disk: current runs go on, and no job is accepted."""
 
 import shutil
 import sqlite3
@@ -51,7 +51,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Somebody else's file, for which there is just room."""
+    """Fill the disk with another program's file."""
     path = folder / "somebody-elses"
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:
@@ -86,7 +86,7 @@ def test_without_a_reserve_a_full_disk_is_an_error(small_disk: Path) -> None:
 
 
 def test_a_member_comes_back_on_a_full_disk_and_a_newcomer_is_told_of_it(small_disk: Path) -> None:
-    """`status` enrols its caller, and so failed with "no transaction is active"."""
+    """Check enrolment, with which `status` once failed with "no transaction is active"."""
     now = datetime.now(UTC)
     with closing(Registry(small_disk)) as registry:
         until = now + timedelta(days=1)
@@ -104,7 +104,7 @@ def test_a_member_comes_back_on_a_full_disk_and_a_newcomer_is_told_of_it(small_d
 
 
 class FullDisk(sqlite3.Connection):
-    """Has no room for standings as long as the reserve is there."""
+    """A disk without room for standings as long as the reserve is there."""
 
     reserve = Path()
 

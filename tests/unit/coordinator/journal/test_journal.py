@@ -78,7 +78,7 @@ def run(make_spec: MakeSpec) -> Run:
 
 @pytest.fixture
 def reopen(tmp_path: Path, path: Path) -> Iterator[Reopen]:
-    """The journal as a kill leaves it: the files as they are, the first owner not closed."""
+    """Open the journal as a kill leaves it: the files as they are, the first owner not closed."""
     opened: list[Journal] = []
 
     def after_kill() -> Journal:
@@ -270,7 +270,7 @@ def test_the_digest_of_a_runs_data_is_kept(journal: Journal, reopen: Reopen, run
 
 
 def write_tokens(journal: Journal, run: Run, *, is_kept: bool = True) -> NewTokenFile:
-    """All tokens of a run, each sample's are its number."""
+    """Write all tokens of a run; each sample's are its number."""
     new = journal.tokens.begin(run.run_id, run.spec)
     for sample in range(run.spec.train.num_samples):
         new.append(bytes([sample, 0, 0, 0]) * run.spec.train.seq_length)
@@ -287,7 +287,7 @@ def files_of(journal: Journal) -> list[str]:
 def test_tokens_are_kept_until_nobody_can_need_them(
     journal: Journal, reopen: Reopen, run: Run, phase: RunPhase
 ) -> None:
-    """A result that is lost before it is collected is made again, from the same tokens."""
+    """Check a result that is lost before its client came: it is repeated from the same tokens."""
     write_tokens(journal, run)
     journal.write_run(run, DIGEST)
     journal.write([RunRecord(replace(run, phase=phase))])
@@ -312,7 +312,7 @@ def test_a_kill_during_a_submission_leaves_nothing(
 
 
 def test_a_journal_without_its_tokens_is_refused(journal: Journal, path: Path, run: Run) -> None:
-    """It was moved, and they were not: its runs need not fail for that."""
+    """Check a journal that was moved without them: its runs need not fail for that."""
     write_tokens(journal, run)
     journal.write_run(run, DIGEST)
     journal.close()
@@ -438,7 +438,7 @@ def test_a_torn_page_is_a_journal_error(journal: Journal, path: Path, run: Run) 
 
 
 def test_nothing_to_write_needs_no_transaction(journal: Journal) -> None:
-    """A tick comes four times a second: it must not wait for the disk."""
+    """Check that a tick, four times a second, does not wait for the disk."""
     journal.close()
     journal.write([])  # a closed database refuses all transactions
 
@@ -533,7 +533,7 @@ def evaluated(step: int, **losses: Any) -> EvaluationRecord:
 
 
 def judged_at(step: int) -> Judged:
-    """As if the weights before were the best."""
+    """Return a judgement in which the weights before were the best."""
     best = Best(StepNumber(step - 1), 0.1) if step else None
     return Judged(step=StepNumber(step), best=best, num_worse=step)
 

@@ -22,7 +22,7 @@ EARLIER = pytest.mark.parametrize("earlier", [*ALL, SEALED], ids=lambda one: one
 EARLIER_SPECS = pytest.mark.parametrize(
     "earlier", [one for one in ALL if one.journal < 10], ids=lambda one: one.name
 )
-"""Of journals whose RunSpecs have earlier versions."""
+"""Journals whose RunSpecs have earlier versions."""
 
 
 def journal_of(earlier: Earlier, folder: Path) -> Path:

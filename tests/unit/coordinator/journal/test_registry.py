@@ -1,4 +1,4 @@
-"""Invitations and members in their database, shared by a coordinator and its owner's commands."""
+"""Invitations and members in a database that a coordinator and its operator's commands share."""
 
 import sqlite3
 import stat

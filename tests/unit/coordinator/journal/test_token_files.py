@@ -1,4 +1,4 @@
-"""Tokens on a real disk: whole or an error, whatever happens to their file."""
+"""Tokens on a real disk: a complete sample or an error, for any damage to their file."""
 
 import random
 from pathlib import Path
@@ -33,7 +33,7 @@ def tokens_of(spec: RunSpec, sample: int) -> bytes:
 
 
 def write(files: TokenFiles, spec: RunSpec, run_id: RunId = RUN) -> Path:
-    """A run's file, in which every sample is another."""
+    """Write a run's file, in which no two samples are alike."""
     new = files.begin(run_id, spec)
     new.append(b"".join(tokens_of(spec, sample) for sample in range(30)))
     for sample in range(30, NUM_SAMPLES):
@@ -77,7 +77,7 @@ def test_an_unknown_sample_is_not_found(files: TokenFiles, spec: RunSpec, sample
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
-    """One of the things that happen to files: noise, holes, pieces lost, moved or swapped."""
+    """Damage a file: with noise, holes, or pieces lost, moved or swapped."""
     start = rng.randrange(len(data))
     size = rng.choice((1, 4, 36, 200))
     piece = data[start : start + size]
@@ -182,6 +182,6 @@ def test_room_that_is_promised_to_one_job_is_not_given_to_another(
 
 
 class Usage(NamedTuple):
-    """Of a disk, as far as it matters."""
+    """The relevant fields of a disk's usage."""
 
     free: int

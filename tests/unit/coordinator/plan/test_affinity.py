@@ -1,4 +1,4 @@
-"""Samples go where their buffers are, and nobody has more to do for it."""
+"""Samples go where their buffers are, without more work for any peer."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ def test_samples_stay_with_their_route_where_it_has_room(size: int) -> None:
 
 
 def test_who_must_leave_leaves_whole_and_takes_a_place_that_is_free_at_all_stages() -> None:
-    """Ten samples are held by one replica of each stage, six by the other: two too many."""
+    """Check ten samples at one replica of each stage, six at the other: two too many."""
     stages, spec = stages_of_sizes(2, 2, 2), spec_of(16, 1)
     ledger = empty(stages, spec)
     for i, sample in enumerate(step_samples(spec, FIRST)):
@@ -118,7 +118,7 @@ def test_samples_that_nobody_holds_fill_up_microbatches_of_those_that_are_held()
 
 
 def test_a_buffer_at_one_end_only_counts_for_nothing() -> None:
-    """Its sample begins anew wherever it goes, and so fills up what others leave."""
+    """Check that such a sample fills up groups, as it starts with a key frame wherever it goes."""
     stages, spec = stages_of_sizes(2, 2), spec_of(4, 2)
     samples, known = step_samples(spec, FIRST), empty(stages, spec)
     for sample in samples[:3]:
@@ -181,7 +181,7 @@ def test_a_microbatch_begins_above_the_frozen_stages_only_where_all_of_it_is_kep
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 1, 2)])
 def test_affinity_loses_a_fifth_less_than_places(sizes: tuple[int, ...], size: int) -> None:
-    """Key frames, and deltas on a buffer of an earlier visit than the last."""
+    """Count key frames, and deltas on a buffer of an earlier visit than the last."""
     rates = {way: measure(sizes, size, way, num_samples=1024) for way in Way}
     lost = {way: one.key_frames + one.stale_frames for way, one in rates.items()}
     assert lost[Way.DATA] > 0.45

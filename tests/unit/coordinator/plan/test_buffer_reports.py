@@ -1,4 +1,4 @@
-"""What the coordinator makes of what it knows of buffers."""
+"""Effects of reported buffers on the ledger and the status."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -27,7 +27,7 @@ Pair: TypeAlias = tuple[PeerId | None, PeerId | None]
 
 @pytest.fixture
 def spec(make_spec: MakeSpec) -> RunSpec:
-    """Sixteen steps an epoch."""
+    """A spec with sixteen steps per epoch."""
     return make_spec(
         seq_length=64,
         num_samples=64,
@@ -44,7 +44,7 @@ def replicas(make_peer: type[FakePeer]) -> list[FakePeer]:
 
 
 def pair(swarm: Swarm, sample: int) -> Pair:
-    """Who holds a sample's buffer."""
+    """Return the holders of a sample's buffer."""
     ledger = swarm.run().past.ledger
     assert ledger is not None
     upstream, downstream = ledger.entries([SampleId(sample)])[0][0].tolist()

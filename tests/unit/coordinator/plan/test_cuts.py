@@ -1,4 +1,4 @@
-"""Where a model is cut, so that the slowest of peers in a row is as fast as can be."""
+"""Cuts of a model among peers in a row, such that the slowest is as fast as possible."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cut(spec: RunSpec, *seats: Seat) -> list[str]:
 def test_each_has_as_many_layers_as_it_is_fast(
     speeds: tuple[float, ...], expected: list[str]
 ) -> None:
-    """Of two cuts that are alike otherwise, that with less beside the head."""
+    """Check also that of two equal cuts the one with less work beside the head wins."""
     assert cut(spec_of(9), *map(seat, speeds)) == expected
 
 

@@ -1,4 +1,4 @@
-"""Peers change seats so that fewer bytes go over relays, and only as far as they may."""
+"""Peers swap seats so that fewer bytes go over relays, and only where they may sit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def names_of(num_peers: int) -> list[str]:
 
 
 def reaching(*pairs: str, among: str) -> Ways:
-    """Ways of peers with names of one letter: these pairs directly, all others by relay."""
+    """Return a connectivity of one-letter peers: these pairs directly, others by relay."""
     met = dict.fromkeys(combinations(sorted(among), 2), Way.RELAYED)
     return Ways(met=met | {(min(pair), max(pair)): Way.DIRECT for pair in pairs})
 
@@ -60,7 +60,7 @@ def in_words(placed: Sequence[StageAssignment]) -> str:
 
 
 def relayed_links(placed: Sequence[StageAssignment], ways: Ways) -> int:
-    """Of links between neighbouring stages, in percent of one."""
+    """Return the relayed share of links between neighbouring stages, in percent of one."""
     pairs = pairwise(stages_of(placed))
     links = (link for one, other in pairs for link in product(one.peers, other.peers))
     return sum(ways.relayed_percent(a, b) for a, b in links)

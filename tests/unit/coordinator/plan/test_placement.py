@@ -53,19 +53,19 @@ def member(
 def place_on(
     cuts: Sequence[LayerRange], spec: RunSpec, members: Sequence[Member], now_s: float
 ) -> Placement:
-    """As `place`, on the stages of a snapshot."""
+    """Place a run on the stages of a snapshot."""
     offers = Offers(members)
     return grown(spec, first_hosts_on(cuts, spec, offers, now_s), offers)
 
 
 @pytest.fixture(scope="module")
 def model(make_spec: MakeSpec) -> MakeModel:
-    """A run of a model of so many blocks."""
+    """Return a spec of a model with so many blocks."""
     return lambda num_blocks, **others: make_spec(num_blocks=num_blocks, **others)
 
 
 def placed(spec: RunSpec, *members: Member, now_s: float = LATER_S) -> str | Reason | None:
-    """`peer:layers` of every stage, or the reason why there is none."""
+    """Return `peer:layers` of every stage, or the reason why there is none."""
     placement = place(spec, members, now_s)
     hosts = [f"{a.peer_id}:{a.layers}" for a in placement.assignments]
     return " ".join(hosts) or placement.reason
@@ -351,7 +351,7 @@ def members_of(offered: Sequence[tuple[int, int] | None], memories: list[int]) -
 
 
 def smallest_gap(offered: Sequence[tuple[int, int] | None]) -> int:
-    """Blocks that nobody can host, by trying every set of the named ranges."""
+    """Return the number of blocks that no peer can host, by trying all sets of named ranges."""
     named = {ends for ends in offered if ends and ends[1] <= NUM_BLOCKS}
     sizes = []
     for chosen in product((False, True), repeat=len(named)):

@@ -1,4 +1,4 @@
-"""Which microbatch passes which replica of each stage."""
+"""Routes of microbatches over the replicas of each stage."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -110,7 +110,7 @@ def test_all_replicas_have_something_to_do_from_the_start(train: MakeTrain) -> N
 
 
 def test_samples_meet_the_same_replicas_again_in_a_shuffled_epoch(train: MakeTrain) -> None:
-    """Few change sides: those near the division, whose rank in a step depends on the others."""
+    """Check that few change sides: those near the division, whose rank depends on the others."""
     spec = train(num_samples=512, batch_size=64, micro_batch_size=4, shuffle=True)
     met: list[dict[SampleId, int]] = [{}, {}]
     for epoch in range(2):
@@ -231,7 +231,7 @@ def test_whoever_goes_each_microbatch_has_one_place_at_each_stage(
 
 
 def direct(*pairs: tuple[str, str], stages: Sequence[Stage]) -> Ways:
-    """These pairs reach each other, and others of the stages over a relay only."""
+    """Return a connectivity in which these pairs connect directly, and other pairs over a relay."""
     names = [peer for stage in stages for peer in stage.peers]
     met: dict[tuple[str, str], Way] = dict.fromkeys(combinations(sorted(names), 2), Way.RELAYED)
     return Ways(met=met | {pair_of(*pair): Way.DIRECT for pair in pairs})

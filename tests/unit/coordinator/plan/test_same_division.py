@@ -1,4 +1,4 @@
-"""Placements and divisions are those of the first, slow form, see `tests.reference`."""
+"""Placements and divisions equal those of the first, slow form, see `tests.reference`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DRAWN = st.integers(0, 1 << 32)
 
 
 class Drawn:
-    """A swarm with a bit of everything, drawn from a seed."""
+    """A random swarm, drawn from a seed, with a bit of everything."""
 
     def __init__(self, seed: int, *, max_peers: int = 12, max_runs: int = 7) -> None:
         self.rng = Random(seed)
@@ -207,7 +207,7 @@ def test_room_is_made_as_ever(seed: int) -> None:
 @given(DRAWN)
 @settings(max_examples=150, deadline=None)
 def test_an_answer_that_is_remembered_is_the_one_that_would_be_found(seed: int) -> None:
-    """States that follow each other share a memo, and ask it again and again."""
+    """Check successive states that share a memo, again and again."""
     drawn = Drawn(seed, max_peers=8, max_runs=5)
     for _ in range(8):
         now_s = NOW_S + drawn.rng.choice((0.0, 40.0, 2 * SAVED_AFTER_S))

@@ -43,7 +43,7 @@ def swarm(runs: Sequence[Run], members: Sequence[Member]) -> SwarmState:
 
 
 def begun(state: SwarmState, run: Run, peers: Sequence[str]) -> SwarmState:
-    """The run trains on these."""
+    """Return the run at work on these peers."""
     able = state.with_members(frozenset(map(PeerId, peers)))
     return on_its_way(state, run, able)
 
@@ -90,7 +90,7 @@ def test_without_keys_priorities_weigh() -> None:
 
 
 def test_keys_of_one_invitation_share_its_claim() -> None:
-    """A third key of an invitation that has two peers comes after the first one of another."""
+    """Check that a third key of one invitation comes after the first key of another."""
     shares = Claim("of three", 1)
     runs = [replace(waiting(f"a{i}", f"ann {i}"), claim=shares) for i in range(3)]
     state = swarm(runs, [member(f"p{i}", "0-4") for i in range(3)])
@@ -172,7 +172,7 @@ def test_who_comes_helps_whoever_has_less() -> None:
 
 @dataclass
 class Drawn:
-    """A swarm in which some runs train, and the others wait."""
+    """A random swarm in which some runs train, and the others wait."""
 
     rng: Random
     num_runs: int = 0
@@ -193,7 +193,7 @@ class Drawn:
         return waiting(f"r{self.num_runs}", owner, priority=priority, num_blocks=blocks)
 
     def begin_some(self) -> None:
-        """As if each had been alone with those that were free."""
+        """Start some runs, as if each had been alone with the free peers."""
         for run in self.state.going_runs:
             busy = {peer for other in self.state.active_runs for peer in other.peers}
             able = self.state.with_members(self.state.members.keys() - busy)
@@ -252,7 +252,7 @@ def test_all_who_can_help_somebody_are_used(seed: int) -> None:
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=60, deadline=None)
 def test_nobody_starves(seed: int) -> None:
-    """A run that needs all peers begins, though small ones of others come all the time."""
+    """Check that a run that needs all peers begins, though small runs come all the time."""
     rng, whole = Random(seed), make_spec(num_blocks=6)
     half = -(-int(whole.held_bytes(whole.model.layers)) // 2)
     members = [member(f"p{i}", "auto", half) for i in range(rng.choice((2, 3)))]

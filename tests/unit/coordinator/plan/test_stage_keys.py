@@ -1,4 +1,4 @@
-"""Who is given which of a run's keys, and that none leads to another."""
+"""Keys that each peer of a run gets, from which no other key can be derived."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""How long a step takes on given stages, by what was measured."""
+"""Time of a step on given stages, from measurements."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SPEC = RunSpec(
 )
 BLOCK_FLOPS = stage_flops(SPEC, LayerRange(0, 1))
 CROSSING_BYTES = 2 * 5 * 8 * 2
-"""Of a microbatch, each way."""
+"""Bytes of a microbatch, each way."""
 SUMMED_BYTES = 400_000
-"""Of a block, that each of two replicas sends."""
+"""Bytes of a block's gradients that each of two replicas sends."""
 
 
 def hosts(**layers: str) -> tuple[StageAssignment, ...]:
@@ -41,7 +41,7 @@ def hosts(**layers: str) -> tuple[StageAssignment, ...]:
 
 
 def run_on(measured: Mapping[str, float], **layers: str) -> Run:
-    """A run whose peers computed so many blocks a second."""
+    """Return a run whose peers computed so many blocks per second."""
     told = {PeerId(peer): (rate * BLOCK_FLOPS,) * 3 for peer, rate in measured.items()}
     return Run(
         run_id=RunId("run-1"),
