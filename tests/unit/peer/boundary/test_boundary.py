@@ -678,7 +678,9 @@ async def test_a_neighbour_that_breaks_stream_after_stream_fails_the_attempt(
             await site.running
         (error,) = caught.value.exceptions
         assert type(error) is ProtocolError
-        assert "3 streams were broken off, at last by out-of-turn: caller sent its hello" in str(error)
+        assert "3 streams were broken off, at last by out-of-turn: caller sent its hello" in str(
+            error
+        )
 
 
 async def test_streams_that_only_get_lost_are_no_reason_to_give_up(
