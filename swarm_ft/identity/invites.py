@@ -154,7 +154,7 @@ def _unpacked(data: bytes) -> tuple[str, bytes]:
     host = _host(kind, raw)
     address = f"{host}:{int.from_bytes(port, 'big')}"
     if not is_endpoint(address):
-        raise BadInvite("invitation: an address in it is none")
+        raise BadInvite("invitation: an address in it is malformed")
     return address, rest
 
 

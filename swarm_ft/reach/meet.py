@@ -223,7 +223,9 @@ class Reach:
         finally:
             self.joined.clear()
             for name in list(self._wanted):  # their answers are lost; their callers try again
-                while self._answer(name, Unavailable(f"no introduction to {name}: it broke off")):
+                while self._answer(
+                    name, Unavailable(f"no introduction to {name}: the stream broke")
+                ):
                     pass
             await channel.close()
 

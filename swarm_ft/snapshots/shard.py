@@ -176,8 +176,7 @@ def _check_metadata(
             )
     if digest != _digest(expected, tensors).hex():
         raise BadSnapshot(
-            f"{path}: its tensors are not those that were written; take it from another peer, or "
-            f"an earlier snapshot"
+            f"{path}: its tensors were altered; take it from another peer, or an earlier snapshot"
         )
 
 

@@ -117,7 +117,7 @@ async def test_the_owner_changes_codecs_while_it_trains(
         run_id = (await swarm.client.submit(job.spec, job.samples)).run_id
 
         async def ask() -> None:
-            with pytest.raises(BadCodec, match="--fw: codec 'q4': expected a codec of changes"):
+            with pytest.raises(BadCodec, match="--fw: codec 'q4': expected a delta codec"):
                 swarm.service.change_codecs(run_id, forward="q4")
             swarm.service.change_codecs(run_id, LESS.forward, LESS.backward)
 

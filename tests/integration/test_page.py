@@ -275,7 +275,7 @@ async def test_the_owner_steers_a_run_by_keys(tmp_path: Path, job: Job) -> None:
         await tab.look(f"askCodecs({RUN}), 1")
         await tab.look("$('ask-input').value = 'q4 / aq2', $('ask-yes').focus()")
         await tab.press(*ENTER)
-        await tab.until("$('said').innerText.includes('expected a codec of changes')")
+        await tab.until("$('said').innerText.includes('expected a delta codec')")
         await tab.look(f"askCodecs({RUN}), 1")
         assert await tab.look("$('ask-input').value") == str(job.spec.train.codecs)
         await tab.look("$('ask-input').value = ' aq2+z/q2+z', $('ask-yes').focus()")

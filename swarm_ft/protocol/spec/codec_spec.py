@@ -274,7 +274,7 @@ def parse_dp_spec(text: str) -> CodecSpec:
     if _DP_PATTERN.fullmatch(text) is None:
         _refuse(
             text[:MAX_SPEC_CHARS],
-            "replicas' gradients take none, fp16, bf16, or q1 to q8 with or without +z",
+            "expected none, fp16, bf16, or q1 to q8 with or without +z, for gradients of replicas",
         )
     spec = parse_codec_spec(text, Direction.BACKWARD)
     return replace(spec, dither=False)
@@ -290,7 +290,7 @@ def in_place_of(spec: CodecSpec, text: str, direction: Direction) -> CodecSpec:
     """
     new = parse_codec_spec(text, direction)
     if new.keeps != spec.keeps:
-        _refuse(text, f"expected {_kin(spec)}, which goes on with what {spec} keeps of samples")
+        _refuse(text, f"expected {_kin(spec)}, with the per-sample state of {spec}")
     return new
 
 
@@ -300,8 +300,10 @@ def _kin(spec: CodecSpec) -> str:
         name = f"+{spec.feedback.name.lower()}"
         return f"a codec with {name}, such as {'top20' if name == '+efmix' else 'q2'}{name}"
     if spec.is_delta:
-        return "a codec of changes (aq1 to aq8, with or without +z, aqc0.5, aqtop10)"
-    return "a codec that keeps nothing (none, fp16, bf16, q1 to q8, with or without +z, top10)"
+        return "a delta codec (aq1 to aq8, with or without +z, aqc0.5, aqtop10)"
+    return (
+        "a codec without per-sample state (none, fp16, bf16, q1 to q8, with or without +z, top10)"
+    )
 
 
 def _at_its_best(spec: CodecSpec, direction: Direction) -> CodecSpec:
@@ -333,7 +335,7 @@ def _modified(text: str, spec: CodecSpec, modifier: str) -> CodecSpec:
         return replace(spec, feedback=_FEEDBACKS[modifier])
     return _refuse(
         text,
-        f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, +last, +book, or is there twice",
+        f"expected one of +d, +z, +ef, +ef21, +efmix, +last or +book, once, got '+{modifier}'",
     )
 
 
@@ -347,13 +349,13 @@ def _check(spec: CodecSpec, text: str) -> None:
     if spec.name is CodecName.LOWRANK and spec.hundredths % 100:
         _refuse(text, "a rank is a whole number")
     if family.whole and not spec.entropy and spec.hundredths % 100:
-        _refuse(text, f"{spec.number:g} {family.unit} is no whole number; with +z it may be")
+        _refuse(text, f"expected a whole number of {family.unit} without +z, got {spec.number:g}")
     if (spec.axis is not Axis.NONE) != (spec.name in _GRIDS):
-        _refuse(text, "steps shared by frame, channel or token: q, aq, qc and aqc have them")
+        _refuse(text, "only q, aq, qc and aqc share steps by frame, channel or token")
     if spec.is_directional and spec.feedback is not Feedback.NONE:
         _refuse(text, "feedback is for gradients, and qk is for activations")
     if spec.dither and spec.name not in _GRIDS:
-        _refuse(text, "+d dithers a grid of steps: q, aq, qc and aqc have one")
+        _refuse(text, "+d needs a grid of steps, as q, aq, qc and aqc have")
     if spec.is_constant_quality and not spec.entropy:
         _refuse(text, "constant quality needs an entropy stage")
     _check_feedback(spec, text)
@@ -367,24 +369,24 @@ def _check_feedback(spec: CodecSpec, text: str) -> None:
     if spec.name in _DELTAS:
         _refuse(text, "aq sends the change against a buffer, which feeds its error back already")
     if spec.feedback is Feedback.EFMIX and spec.name is not CodecName.TOP:
-        _refuse(text, "efmix shares out the entries of topK between gradient and error; use +ef")
+        _refuse(text, "+efmix divides the entries of topK between gradient and error; use +ef")
 
 
 def _check_direction(spec: CodecSpec, text: str, direction: Direction) -> None:
     if direction is Direction.BACKWARD and spec.is_directional:
-        _refuse(text, "a basis is learned of activations; for gradients use q1.5+z or qc0.5")
+        _refuse(text, "qk needs a basis of activations; for gradients use q1.5+z or qc0.5")
     if direction is Direction.BACKWARD and spec.name in _DELTAS:
         direct = _without_buffer(text)
         _refuse(
             text,
-            "aq keeps the last activation of a sample and works forward only; "
+            "aq builds on a sample's last activation, so it works forward only; "
             f"for gradients use {direct}, or {direct}+ef21, which does the same for them",
         )
     if direction is Direction.FORWARD and spec.feedback is not Feedback.NONE:
         _refuse(
             text,
-            "error feedback is for gradients, where errors add up over steps; an activation "
-            "with another visit's error in it is no activation; aq corrects its error by itself",
+            "error feedback is for gradients, whose errors add up over steps; use it with --bw. "
+            "An activation must not contain another visit's error; aq corrects its own",
         )
 
 

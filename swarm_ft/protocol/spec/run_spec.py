@@ -255,7 +255,7 @@ class ModelSpec:
                 f"got {len(self.block_digests)}"
             )
         if self.dtype is Dtype.AUTO:
-            raise BadModel("model: expected what its weights are stored in, got AUTO")
+            raise BadModel("model: expected the dtype of its stored weights, got AUTO")
 
     @property
     def layers(self) -> LayerRange:
@@ -631,8 +631,8 @@ class TrainOptions:
             )
         if self.router_aux_loss_coef and self.gradient_checkpointing:
             raise BadOption(
-                "--router-aux-loss-coef: expected it without --gradient-checkpointing, which keeps "
-                "nothing of what routers give"
+                "--router-aux-loss-coef: expected no --gradient-checkpointing beside it, which "
+                "discards the routers' outputs"
             )
         if self.quality:
             _check_quality(self)
@@ -1154,11 +1154,11 @@ def _check_quality(options: TrainOptions) -> None:
         if got not in (usual[name], text):
             option = {"forward": "fw", "backward": "bw"}.get(name[:-6], name[:-6])
             raise BadOption(
-                f"--quality: codecs follow from it; leave --{option} {got} out, or --quality"
+                f"--quality: it chooses the codecs; leave out --{option} {got}, or --quality"
             )
     if options.dropout:
         raise BadOption(
-            "--quality: expected it without --dropout, whose noise hides what compression costs"
+            "--quality: expected no --dropout beside it, whose noise hides the cost of compression"
         )
     if options.micro_batch_size > MAX_EVAL_SAMPLES:
         raise BadOption(
@@ -1240,7 +1240,7 @@ def _check_snapshots_of_the_best(options: TrainOptions) -> None:
     if of_eval == "steps" and (not options.save_steps or options.save_steps % options.eval_steps):
         raise BadOption(
             f"--load-best-model-at-end: expected --save-steps {options.eval_steps} or a multiple, "
-            f"so that what is saved is evaluated (--eval-steps), got {options.save_steps or 'none'}"
+            f"so that saved weights are evaluated, got {options.save_steps or 'none'}"
         )
 
 
@@ -1269,16 +1269,16 @@ def _check_codecs(options: TrainOptions) -> None:
         _check_fill(options)
     if options.drain_frame_codec.keeps != options.codec(Direction.BACKWARD).keeps:
         raise BadOption(
-            f"--drain: expected a codec that keeps of a sample what --bw {options.backward_codec} "
-            f"keeps, with the same +ef, +ef21 or +last, got {options.drain_codec}"
+            f"--drain: expected a codec with the state of --bw {options.backward_codec}, "
+            f"with the same +ef, +ef21 or +last, got {options.drain_codec}"
         )
 
 
 def _check_fill(options: TrainOptions) -> None:
     is_delta = options.codec(Direction.FORWARD).is_delta
     if options.fill_frame_codec.is_delta != is_delta:
-        expected = "a codec of changes, such as aq2," if is_delta else "one without buffers"
+        expected = "a delta codec, such as aq2," if is_delta else "a codec without buffers,"
         raise BadOption(
-            f"--fill: expected {expected} as --fw {options.forward_codec} is, "
+            f"--fill: expected {expected} like --fw {options.forward_codec}, "
             f"got {options.fill_codec}"
         )

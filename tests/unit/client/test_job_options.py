@@ -121,9 +121,9 @@ def test_more_steps_than_a_run_can_have_are_refused() -> None:
         ("backward_codec", "aq4", "--bw: codec 'aq4': "),
         ("key_codec", "aq4", "--key: codec 'aq4': a key frame builds on nothing"),
         ("fill_codec", "zip", "--fill: codec 'zip': "),
-        ("fill_codec", "q2", "--fill: expected a codec of changes, such as aq2, as --fw aq3+z is"),
-        ("drain_codec", "q2+last", "--drain: expected a codec that keeps of a sample what --bw"),
-        ("dp_codec", "top10", "--dp: codec 'top10': replicas' gradients take"),
+        ("fill_codec", "q2", "--fill: expected a delta codec, such as aq2, like --fw aq3+z"),
+        ("drain_codec", "q2+last", "--drain: expected a codec with the state of --bw"),
+        ("dp_codec", "top10", "--dp: codec 'top10': expected none, fp16, bf16"),
     ],
 )
 def test_what_cannot_be_is_refused_by_the_options_name(

@@ -266,28 +266,28 @@ REFUSED = {
     "qk": "expected a number of times the spread, as in qk4",
     "qk0.01": "0.01 times the spread is outside 0.02 to 8",
     "aqk8.5": "8.5 times the spread is outside 0.02 to 8",
-    "qk0.5c": "q, aq, qc and aqc have them",
-    "aqk0.5+d": "q, aq, qc and aqc have one",
+    "qk0.5c": "only q, aq, qc and aqc share steps",
+    "aqk0.5+d": "as q, aq, qc and aqc have",
     "qk0.5+ef": "feedback is for gradients, and qk is for activations",
     "aqk0.5+ef21": "feedback is for gradients, and qk is for activations",
     "aqc8.5": "8.5 times the spread is outside 0.02 to 8",
     "lowrank0": "0 ranks is outside 1 to 256",
     "lowrank257": "257 ranks is outside 1 to 256",
-    "q1.5": r"1.5 bits is no whole number; with \+z it may be",
-    "hq2.5": r"2.5 bits is no whole number; with \+z it may be",
+    "q1.5": r"expected a whole number of bits without \+z, got 1.5",
+    "hq2.5": r"expected a whole number of bits without \+z, got 2.5",
     "lowrank1.5": "a rank is a whole number",
     "lowrank1.5+z": "a rank is a whole number",
-    "fp16c": "q, aq, qc and aqc have them",
-    "top10t": "q, aq, qc and aqc have them",
-    "hq4f": "q, aq, qc and aqc have them",
-    "lowrank4tc": "q, aq, qc and aqc have them",
-    "none+d": "q, aq, qc and aqc have one",
-    "hq4+d": "q, aq, qc and aqc have one",
-    "top10+d": "q, aq, qc and aqc have one",
-    "q4+x": r"'\+x' is none of .*, or is there twice",
-    "q4+z+z": r"'\+z' is none of .*, or is there twice",
-    "q4+d+d": r"'\+d' is none of .*, or is there twice",
-    "q4+ef+ef21": r"'\+ef21' is none of .*, or is there twice",
+    "fp16c": "only q, aq, qc and aqc share steps",
+    "top10t": "only q, aq, qc and aqc share steps",
+    "hq4f": "only q, aq, qc and aqc share steps",
+    "lowrank4tc": "only q, aq, qc and aqc share steps",
+    "none+d": "as q, aq, qc and aqc have",
+    "hq4+d": "as q, aq, qc and aqc have",
+    "top10+d": "as q, aq, qc and aqc have",
+    "q4+x": r"expected one of .*, once, got '\+x'",
+    "q4+z+z": r"expected one of .*, once, got '\+z'",
+    "q4+d+d": r"expected one of .*, once, got '\+d'",
+    "q4+ef+ef21": r"expected one of .*, once, got '\+ef21'",
 }
 
 
@@ -338,7 +338,7 @@ def test_buffered_activations_are_no_codec_of_gradients(text: str, instead: str)
 
 @pytest.mark.parametrize("text", ["qk0.5", "aqk0.5", "aqk1+z"])
 def test_a_basis_is_no_codec_of_gradients(text: str) -> None:
-    reason = re.escape("a basis is learned of activations; for gradients use q1.5+z or qc0.5")
+    reason = re.escape("qk needs a basis of activations; for gradients use q1.5+z or qc0.5")
     with pytest.raises(BadCodec, match=rf"^codec '{re.escape(text)}': {reason}"):
         parse_codec_spec(text, BACKWARD)
     parse_codec_spec(text, FORWARD)
@@ -352,7 +352,7 @@ def test_a_key_frame_may_be_coded_along_a_basis_but_not_as_a_change() -> None:
 
 @pytest.mark.parametrize("text", ["qk0.5", "aqk0.5"])
 def test_replicas_sum_nothing_along_a_basis(text: str) -> None:
-    with pytest.raises(BadCodec, match="replicas' gradients take none"):
+    with pytest.raises(BadCodec, match="expected none, fp16, bf16"):
         parse_dp_spec(text)
 
 

@@ -350,7 +350,7 @@ def test_codecs_are_checked_for_their_direction(train_spec: TrainSpec) -> None:
         replace(train_spec, key_codec="aq4")
     with pytest.raises(BadCodec, match="zip"):
         replace(train_spec, key_codec="zip")
-    with pytest.raises(BadCodec, match="replicas' gradients take none"):
+    with pytest.raises(BadCodec, match="expected none, fp16, bf16"):
         replace(train_spec, dp_codec="top10")
 
 
@@ -365,8 +365,8 @@ def test_what_fills_the_pipeline_has_a_codec_of_its_own(train_spec: TrainSpec) -
 @pytest.mark.parametrize(
     ("forward", "fill", "error"),
     [
-        ("aq4", "q2", "--fill: expected a codec of changes, such as aq2, as --fw aq4 is, got q2"),
-        ("q4", "aq2", "--fill: expected one without buffers as --fw q4 is, got aq2"),
+        ("aq4", "q2", "--fill: expected a delta codec, such as aq2, like --fw aq4, got q2"),
+        ("q4", "aq2", "--fill: expected a codec without buffers, like --fw q4, got aq2"),
         ("aq4", "zip", "codec 'zip'"),
         ("q4", "q2+ef", "error feedback is for gradients"),
     ],
@@ -389,7 +389,7 @@ def test_what_drains_the_pipeline_has_a_codec_of_its_own(train_spec: TrainSpec) 
 @pytest.mark.parametrize(
     ("backward", "drain", "error"),
     [
-        ("q1+z+last", "q0.6+z", "--drain: expected a codec that keeps of a sample what --bw q1+z"),
+        ("q1+z+last", "q0.6+z", "--drain: expected a codec with the state of --bw q1+z"),
         ("q4", "q2+ef", "with the same +ef, +ef21 or +last, got q2+ef"),
         ("q4", "zip", "--drain: codec 'zip'"),
         ("q4", "aq2", "forward only"),
@@ -432,12 +432,15 @@ def test_activations_may_be_coded_along_a_basis(
     [
         ({"frozen_codec": "qk1"}, "--frozen: expected a codec without buffers or a basis"),
         ({"frozen_codec": "aqk1"}, "--frozen: expected a codec without buffers or a basis"),
-        ({"backward_codec": "qk1"}, "--bw: codec 'qk1': a basis is learned of activations"),
-        ({"backward_codec": "aqk1"}, "--bw: codec 'aqk1': a basis is learned of activations"),
+        ({"backward_codec": "qk1"}, "--bw: codec 'qk1': qk needs a basis of activations"),
+        ({"backward_codec": "aqk1"}, "--bw: codec 'aqk1': qk needs a basis of activations"),
         ({"key_codec": "aqk1"}, "--key: codec 'aqk1': a key frame builds on nothing; use qk1"),
-        ({"dp_codec": "qk1"}, "--dp: codec 'qk1': replicas' gradients take none"),
-        ({"fill_codec": "qk1"}, "--fill: expected a codec of changes"),
-        ({"forward_codec": "qk1", "fill_codec": "aqk2"}, "--fill: expected one without buffers"),
+        ({"dp_codec": "qk1"}, "--dp: codec 'qk1': expected none, fp16, bf16"),
+        ({"fill_codec": "qk1"}, "--fill: expected a delta codec"),
+        (
+            {"forward_codec": "qk1", "fill_codec": "aqk2"},
+            "--fill: expected a codec without buffers",
+        ),
     ],
 )
 def test_nothing_else_is(train_spec: TrainSpec, codecs: dict[str, str], error: str) -> None:
@@ -580,9 +583,9 @@ def test_codecs_may_go_on_with_what_others_keep_of_samples(
     [
         (("zip", "q8"), "--fw: codec 'zip': expected a codec such as"),
         (("aq9", "q8"), "--fw: codec 'aq9': 9 bits is outside 1 to 8"),
-        (("q4", "q8"), "--fw: codec 'q4': expected a codec of changes (aq1 to aq8,"),
-        (("aq2", "aq2"), "--bw: codec 'aq2': aq keeps the last activation"),
-        (("aq2", "q4+ef"), "--bw: codec 'q4+ef': expected a codec that keeps nothing (none,"),
+        (("q4", "q8"), "--fw: codec 'q4': expected a delta codec (aq1 to aq8,"),
+        (("aq2", "aq2"), "--bw: codec 'aq2': aq builds on a sample's last activation"),
+        (("aq2", "q4+ef"), "--bw: codec 'q4+ef': expected a codec without per-sample state (none,"),
         (("aq2", ""), "--bw: codec '': expected a codec such as"),
         (("a" * 999, "q8"), "--fw: codec 'aaaa"),
     ],
@@ -601,7 +604,7 @@ def test_a_codec_with_feedback_is_followed_by_one_with_the_same(
     train_spec: TrainSpec, codec: str, kin: str
 ) -> None:
     before = replace(train_spec, backward_codec=codec)
-    with pytest.raises(BadCodec, match=re.escape(f"such as {kin}, which goes on with what")):
+    with pytest.raises(BadCodec, match=re.escape(f"such as {kin}, with the per-sample state of")):
         before.with_codecs(Codecs("aq4", "q4"))
     assert before.with_codecs(Codecs("aq4", kin)).backward_codec == kin
 
@@ -643,12 +646,12 @@ def test_codecs_follow_from_a_quality_otherwise_for_adapters() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"forward_codec": "aq4"}, "leave --fw aq4 out, or --quality"),
-        ({"backward_codec": "q8"}, "leave --bw q8 out, or --quality"),
-        ({"key_codec": "fp16"}, "leave --key fp16 out, or --quality"),
-        ({"fill_codec": "aq2"}, "leave --fill aq2 out, or --quality"),
-        ({"drain_codec": "q1+z"}, "leave --drain q1+z out, or --quality"),
-        ({"dropout": True}, "expected it without --dropout"),
+        ({"forward_codec": "aq4"}, "leave out --fw aq4, or --quality"),
+        ({"backward_codec": "q8"}, "leave out --bw q8, or --quality"),
+        ({"key_codec": "fp16"}, "leave out --key fp16, or --quality"),
+        ({"fill_codec": "aq2"}, "leave out --fill aq2, or --quality"),
+        ({"drain_codec": "q1+z"}, "leave out --drain q1+z, or --quality"),
+        ({"dropout": True}, "expected no --dropout beside it"),
     ],
 )
 def test_a_quality_leaves_no_choice_of_codecs(changes: dict[str, Any], why: str) -> None:
