@@ -1,4 +1,4 @@
-"""Writes the table of docs/options.md: `python -m deploy.option_reference`."""
+"""Write the table of docs/options.md: `python -m deploy.option_reference`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BEGIN = "<!-- from the declarations, by `make docs`: begin -->\n"
 
 
 def with_table(page: str) -> str:
-    """The page with its table as it should be.
+    """Return the page with an up-to-date table.
 
     Raises:
-        ValueError: it has not the lines around it.
+        ValueError: The page lacks the lines around the table.
     """
     return with_part(page, BEGIN, _table())
 

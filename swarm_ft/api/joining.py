@@ -84,9 +84,9 @@ def check_only_here(maddrs: Iterable[str]) -> None:
         _, kind, host, *_ = f"{maddr}///".split("/")
         if not (kind in {"ip4", "ip6"} and is_loopback(host)):
             raise BadOption(
-                f"--initial-peers {ascii(maddr)[:200]}: with --insecure expected an address of "
-                "this machine, /ip4/127.0.0.1/... or /ip6/::1/...; swarms on other machines need "
-                "an invitation"
+                f"--initial-peers {ascii(maddr)[:200]}: with --insecure expected a node on this "
+                "machine, /ip4/127.0.0.1/... or /ip6/::1/...; swarms on other machines need an "
+                "invitation"
             )
 
 

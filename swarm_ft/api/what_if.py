@@ -156,7 +156,8 @@ def compared(moment: Moment, run_id: RunId, changes: Sequence[Change]) -> Compar
     run = moment.state.runs[run_id]
     if run.phase.is_over or not run.attempt.assignments:
         raise BadOption(
-            f"--what-if: run {run_id} has nobody at work then: {run.phase.name.lower()}"
+            f"--what-if: expected a run with peers at that moment, got {run_id}, "
+            f"{run.phase.name.lower()}"
         )
     machines, state = dict(moment.machines), moment.state
     for change in changes:

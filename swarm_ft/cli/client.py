@@ -95,8 +95,8 @@ def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
         else "Links are not encrypted: the network can read them."
     )
     return (
-        "who sees your text: the coordinator, which stores it until the run is over, and the peers "
-        "with the first and the last stage",
+        "Who sees your text: the coordinator, which stores it until the run is over, and the peers "
+        "with the first and the last stage.",
         "Peers see activations (with the model, text can be recovered from them) and their layers' "
         f"weights. {links}",
     )

@@ -181,7 +181,8 @@ log_format_option = click.option(
     type=click.Choice(log.FORMATS),
     expose_value=False,
     callback=lambda _context, _option, value: log.use_format(value),
-    help="Format of the log: dated lines of text, or one JSON object per line.",
+    help="Format of the log: dated lines of text, or one JSON object per line. --json has the same "
+    "effect on standard output.",
 )
 run_option = click.option(
     "--run", "run_name", metavar="ID", help="Id of the run.  [default: your only run]"

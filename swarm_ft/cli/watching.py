@@ -176,7 +176,7 @@ def _run_lines(run: RunSummary, name_of: Callable[[str], str]) -> Iterator[str]:
     counted = f"step {run.committed_steps}/{run.num_steps}"
     state = run.phase.in_words(waiting_words(run) or run.detail)
     own = "" if run.is_own else "  (another client's)"
-    yield f"run {run.run_id}  {counted}  {state}{own}"
+    yield f"{run.run_id}  {counted}  {state}{own}"
     progress = "  ".join(progress_words(run))
     if progress:
         yield f"  {progress}"

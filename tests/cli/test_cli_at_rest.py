@@ -45,7 +45,7 @@ def test_a_swarm_that_encrypts_what_it_writes_down(shell: Shell, sample: SampleI
     way = ("--invite", invited(shell, "--role", "client"))
     client = shell.spawn("client", "train", "--model", sample.model_dir, *job, *way)
     assert client.ends(240) == 0, client.err
-    assert any("who sees your text: the coordinator" in line for line in client.err)
+    assert any("Who sees your text: the coordinator" in line for line in client.err)
     for process in (*peers, coordinator):
         assert process.interrupted(60) == 0, process.err
     for home in homes:

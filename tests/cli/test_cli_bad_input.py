@@ -141,14 +141,14 @@ def test_a_job_that_cannot_be_done_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--stages", "7"), ("--stages 7", "6 layers")),
+        (("--stages", "7"), ("--stages: expected at most 6", "got 7")),
         (("--stages", "0"), ("--stages", "0")),
         (("--seq-length", "1000"), ("--seq-length 1000", "256 positions")),
         (("--batch-size", "7"), ("7", "not divisible", "2")),
         (("--dataset", "empty.txt"), ("empty.txt",)),
         (("--model", "./missing"), ("./missing",)),
         (("--fw", "zip", "--out", "deep/in/the/tree"), ("zip",)),
-        (("--stages", "7", "--out", "deep/in/the/tree"), ("--stages 7",)),
+        (("--stages", "7", "--out", "deep/in/the/tree"), ("--stages: ", "got 7")),
     ],
 )
 def test_a_demo_of_its_own_input_that_is_refused_leaves_no_input(

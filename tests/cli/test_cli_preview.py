@@ -36,7 +36,7 @@ def test_a_preview_for_people(run_here: RunHere, job: Path) -> None:
     assert "JSON lines, 2 documents held out; a document is 'prompt' and 'completion'" in lines[0]
     assert "; not used: 'id'" in lines[0]
     assert "4 documents, 4 samples of up to 64 tokens; " in lines[5]
-    assert lines[6].startswith("it would train for 3 steps of 8 samples (3 epochs); 2 samples eval")
+    assert lines[6].startswith("the job would train for 3 steps of 8 samples (3 epochs); 2 samp")
     assert lines[8].startswith("sample 1 (")
     assert lines[9].startswith("  ['What is 2+2?\\n'] 'Four\\x1b[31m ")
     assert lines[10].startswith("held-out sample 1 (")

@@ -202,7 +202,7 @@ def test_of_anothers_run_its_numbers_are_shown() -> None:
     found = SwarmStatus(members=(), runs=(other,))
     lines = list(verbose_lines(found))
     assert lines[:2] == [
-        "run run-2  step 9/40  training  (another client's)",
+        "run-2  step 9/40  training  (another client's)",
         "  layers 0-3  one",
     ]
     (told,) = status_fields(found)["runs"]
