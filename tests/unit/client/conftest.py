@@ -1,4 +1,4 @@
-"""One small sample checkpoint for all tests of the client that need a model."""
+"""Small sample checkpoint for all client tests that need a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The card of a result, and its way to the hub."""
+"""Model card of a result, and its upload to the hub."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +52,7 @@ def spec_of(reference: str, **train: Any) -> Any:
 
 
 def metadata(text: str) -> dict[str, Any]:
-    """As the hub's own library reads it."""
+    """Return the card's metadata, parsed by the hub's library."""
     found: dict[str, Any] = yaml.safe_load(ModelCard(text).data.to_yaml())
     return found
 
@@ -95,7 +95,7 @@ def test_a_run_that_was_found_again_has_a_card_too() -> None:
 
 
 class Hub:
-    """Notes what is asked of `HfApi`: no hub can be reached by tests."""
+    """Double of `HfApi` that records calls; tests cannot reach a hub."""
 
     calls: list[tuple[str, dict[str, Any]]] = []  # noqa: RUF012 - of all of them
     error: Exception | None = None

@@ -42,7 +42,7 @@ TEXTS = ("cats", "cats sleep", "cats sleep cats", "sleep " * 6, "a b c", "cats b
 
 
 def tokenizer(*, ends: bool, **special: str) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that begins texts by <s> and, if `ends`, ends them by </s>."""
+    """Return a byte-level BPE that starts texts with <s> and, if `ends`, ends them with </s>."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -106,18 +106,18 @@ def options_for(model: str, directory: Path, texts: tuple[str, ...], **train: An
 
 
 def padded(model: Any, words: Any, texts: tuple[str, ...]) -> torch.Tensor:
-    """Logits [texts, classes] of one padded batch."""
+    """Return the logits [texts, classes] of one padded batch."""
     logits: torch.Tensor = model(**words(list(texts), padding=True, return_tensors="pt")).logits
     return logits
 
 
 def singly(model: Any, words: Any, texts: tuple[str, ...]) -> torch.Tensor:
-    """The same, one text at a time."""
+    """Return the logits [texts, classes], one text at a time."""
     return torch.cat([model(**words(text, return_tensors="pt")).logits for text in texts])
 
 
 def check_result(trained: TrainedJob, model: Any, words: Any, texts: tuple[str, ...]) -> None:
-    """What the stages report is what transformers gives, padded and singly."""
+    """Compare the stages' evaluation with transformers, padded and singly."""
     loss, counts = trained.evaluate()
     labels = torch.arange(len(texts)) % 2
     with torch.no_grad():
@@ -243,7 +243,7 @@ def trained_labels(trained: TrainedJob, num_tokens: int) -> Any:
 
 @pytest.mark.parametrize("pad", [None, "<pad>", "</s>"])
 def test_an_adapter_says_what_batches_need(tmp_path: Path, pad: str | None) -> None:
-    """The base's config.json is not the adapter's; singly, it needs nothing."""
+    """The base's config.json has no pad token; single texts need none."""
     words = tokenizer(ends=True, **ALL, **({"pad_token": pad} if pad else {}))
     model = save(llama(len(words)), words, tmp_path / "model")
     options = options_for(model, tmp_path, TEXTS, adapter=Adapter.LORA, target_modules="all-linear")

@@ -1,4 +1,4 @@
-"""A client fetches a run's result from peers that die, lie and disagree, over broken links."""
+"""A client fetches a run's result from peers that die, send wrong files or disagree."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def name_of(layers: LayerRange) -> ShardName:
 
 
 def written(path: Path, num_chunks: int, mark: int) -> OfferedShard:
-    """A file of so many chunks but for one byte, each unlike the others."""
+    """Write a file of so many different chunks less one byte."""
     chunks = (bytes([mark, i]) * (CHUNK_BYTES // 2) for i in range(num_chunks))
     path.write_bytes(b"".join(chunks)[:-1])
     return offer(path, name_of(FIRST))
 
 
 class Noted:
-    """A call for chunks; notes down which were sent, or begun to be."""
+    """Call for chunks that records which chunks were sent or begun."""
 
     def __init__(self, inner: MessageStream[ChunkPart, FetchRequest], asked: list[int]) -> None:
         self._inner = inner
@@ -75,7 +75,7 @@ class Noted:
 
 
 class Swarm:
-    """Peers that give results, their directory, and what the coordinator would tell of them."""
+    """Peers with results, their directory, and the coordinator's view of them."""
 
     def __init__(self) -> None:
         self.inner = MemoryTransport()
@@ -88,7 +88,7 @@ class Swarm:
     async def add(
         self, peer: str, layers: LayerRange, told: OfferedShard, *, lies: bool = False
     ) -> None:
-        """A peer that offers this; a liar gives another file under its name."""
+        """Add a peer with a file; a hostile one sends another file under its name."""
         given = told
         if lies:
             data = bytearray(told.path.read_bytes())
@@ -212,7 +212,7 @@ async def test_of_replicas_that_disagree_the_most_are_asked_and_then_the_others(
 async def test_without_a_digest_to_check_it_against_nothing_is_fetched(
     swarm: Swarm, tmp_path: Path
 ) -> None:
-    """As after a restart of the coordinator, before peers told it again."""
+    """After a restart the coordinator has no digests until peers report them."""
     await swarm.add("a", FIRST, written(tmp_path / "first", 1, 1))
     with pytest.raises(Unavailable, match="layers 0-2 of the result: peer a does not answer"):
         await swarm.client().fetch_shards(swarm.status(told=False), tmp_path)

@@ -1,4 +1,4 @@
-"""What a job takes, on machines of which all is known."""
+"""Forecasts on machines whose speeds are all known."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FAST = Machine(flops_per_s=1e15, up_bytes_per_s=1e12, down_bytes_per_s=1e12, wat
 
 
 def job(**train: object) -> RunSpec:
-    """A GPT-2 of four blocks; eight microbatches a step, ten steps an epoch."""
+    """Return a job with a GPT-2 of four blocks, eight microbatches a step, ten steps an epoch."""
     wanted: dict[str, object] = {"batch_size": 16, "micro_batch_size": 2, "seq_length": 128}
     wanted |= {"num_samples": 160, "num_steps": 30, **train}
     model = model_spec(
@@ -47,7 +47,7 @@ def job(**train: object) -> RunSpec:
 
 
 def on(*machines: Machine, replicas: int = 1) -> list[PlacedPeer]:
-    """Each of them with its share of the blocks, and so many peers to a share."""
+    """Return a placement with equal shares of the blocks, and so many peers for each share."""
     share = 4 * replicas // len(machines)
     return [
         PlacedPeer(
@@ -208,7 +208,7 @@ def test_evaluations_are_told_apart_from_training() -> None:
 
 
 def test_what_shadows_take_is_told_where_a_quality_is_asked_for() -> None:
-    """Two samples after 8, 16 and 24 of 30 steps, as float32, forward alone."""
+    """Expect two samples after 8, 16 and 24 of 30 steps, as float32, forward only."""
     slow = Machine(flops_per_s=1e15, up_bytes_per_s=1e6, down_bytes_per_s=1e12)
     where = on(FAST, slow, FAST, FAST)
     asks = {"quality": 0.01, **USUAL_CODECS}
@@ -278,7 +278,7 @@ SMALL = Machine(flops_per_s=1e13, up_bytes_per_s=1e9, down_bytes_per_s=1e9, core
 
 
 def test_a_small_model_takes_what_blocks_frames_and_steps_take() -> None:
-    """Frames are two a sample and direction; nothing else of a step takes any time here."""
+    """Each sample has two frames a direction; nothing else of a step takes time here."""
     bare = forecast(job(), on(SMALL, SMALL))
     found = forecast(job(), on(SMALL, SMALL), costs=prior())
     assert 2 * bare.step_s < found.step_s

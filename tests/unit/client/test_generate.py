@@ -1,4 +1,4 @@
-"""A client carries a text through peers that are busy, lie, hang up and are told too much."""
+"""A client generates text with peers that are busy, hostile or disconnect."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Stage = Callable[[list[Said]], FromStage | SwarmError | None]
 
 
 def honest_first(said: list[Said]) -> FromStage:
-    """A token's activation is its id, eight times."""
+    """Return a token's id, eight times, as its activation."""
     part = said[-1]
     assert isinstance(part, TextTokens)
     ids = np.frombuffer(part.token_ids, "<u4").astype("<f4")
@@ -61,7 +61,7 @@ def honest_first(said: list[Said]) -> FromStage:
 
 
 def honest_last(said: list[Said]) -> FromStage:
-    """What follows is the sum of all so far."""
+    """Return the sum of all tokens so far as the next token."""
     ids = [
         np.frombuffer(part.values, "<f4").reshape(-1, CHANNELS)[:, 0]
         for part in said
@@ -83,7 +83,7 @@ def failing_after(stage: Stage, num_parts: int, failure: FromStage | SwarmError 
 
 @dataclass
 class Swarm:
-    """Peers, what each was told, and what the coordinator would tell of them."""
+    """Peers, the messages that each received, and the coordinator's view of them."""
 
     transport: MemoryTransport = field(default_factory=MemoryTransport)
     directory: StaticDirectory = field(

@@ -1,4 +1,4 @@
-"""A job is prepared: what is told of its data and when, and how it is interrupted."""
+"""Preparation of a job: messages about its data, their order, and interruption."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from swarm_ft.stage.checkpoint import open_checkpoint
 
 @pytest.fixture
 def options(sample: SampleInput, tmp_path: Path) -> JobOptions:
-    """Of a directory with two splits."""
+    """Return options for a directory with two splits."""
     for split, number in (("train", 40), ("test", 20)):
         rows = [{"text": f"{split} {'word ' * 20}{n}"} for n in range(number)]
         write(tmp_path / f"{split}.jsonl", rows)

@@ -1,4 +1,4 @@
-"""The options of a job: what follows from them, and what is refused, without a command line."""
+"""Options of a job: derived values and refusals, without a command line."""
 
 import re
 from pathlib import Path

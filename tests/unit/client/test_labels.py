@@ -1,4 +1,4 @@
-"""Classes of a job: what the data has, in the order of a model that tells them already."""
+"""Classes of a job, in the order of a model that has classes already."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def options(
 
 
 def read(job: JobOptions) -> tuple[tuple[str, ...], list[str], list[str]]:
-    """The names of a job's classes, those of its samples by row, and the lines for people."""
+    """Return the names of a job's classes, its samples' classes by row, and the lines."""
     lines: list[str] = []
     prepared = prepare_job(job, Listener(tell=lines.append))
     names = prepared.spec.train.labels

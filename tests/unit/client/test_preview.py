@@ -1,4 +1,4 @@
-"""A preview is of the very samples that a job submits."""
+"""A preview shows exactly the samples that a job submits."""
 
 import json
 from dataclasses import replace

@@ -91,7 +91,7 @@ def _report(*steps: StepCommitted, before: float = 3.0, after: float = 1.0) -> R
 
 
 def test_the_dtype_of_the_result_stands_beside_the_loss_of_float32_weights() -> None:
-    """A file in bfloat16 has another loss than the weights that were evaluated."""
+    """A bfloat16 file has another loss than the evaluated float32 weights."""
     report = replace(_report(_step(0)), result_dtype=Dtype.BFLOAT16)
     told = "(float32 weights; the result is stored as bfloat16)"
     assert f"evaluation loss      3.000 -> 1.000   {told}" in report.summary_lines()

@@ -1,4 +1,4 @@
-"""A run's numbers as they come, by the Trainer's names."""
+"""Metrics of a run by the Trainer's names, as they arrive."""
 
 import csv
 import importlib.util

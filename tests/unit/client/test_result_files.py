@@ -58,7 +58,7 @@ def tokenizer(template: str | None = CHATML, eos: str = "<|endoftext|>") -> PreT
 
 
 def save(directory: Path, words: PreTrainedTokenizerFast, **config: Any) -> Path:
-    """A base model, which ends texts by <|endoftext|>, and its tokenizer."""
+    """Save a base model, which ends texts with <|endoftext|>, and its tokenizer."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     made = LlamaConfig(

@@ -1,4 +1,4 @@
-"""The client's calls, to a real coordinator over connections that break where a script says."""
+"""A client calls a real coordinator over connections that a script breaks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -50,7 +50,7 @@ def job(sample: SampleInput, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @asynccontextmanager
 async def swarm(**cuts: Any) -> AsyncIterator[tuple[SwarmClient, FaultyTransport]]:
-    """A coordinator, a client of it, and the script of its connections."""
+    """A coordinator, a client, and the script of their connections."""
     clock, journal = ManualClock(), Journal(":memory:")
     transport = FaultyTransport(MemoryTransport(), **cuts)
     service = CoordinatorService(journal, clock)
@@ -158,7 +158,7 @@ async def test_a_connection_that_breaks_every_time_is_given_up(job: Job) -> None
 async def test_a_busy_coordinator_is_asked_again_until_it_has_room(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More often than a lost connection is: its submissions may take minutes each."""
+    """A busy coordinator gets more tries than a lost connection: submissions take minutes."""
     monkeypatch.setattr("swarm_ft.coordinator.submission.MAX_SUBMISSIONS", 0)
     told: list[str] = []
     async with swarm() as (client, _):

@@ -1,4 +1,4 @@
-"""Prompts to tokens, and new tokens to text as it comes."""
+"""Prompts to tokens, and new tokens to text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE = (
 
 
 def of_bytes() -> PreTrainedTokenizerFast:
-    """Every byte is a token: characters are of several."""
+    """Return a tokenizer with one token a byte; characters may have several."""
     alphabet = sorted(ByteLevel.alphabet())
     words = Tokenizer(BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -28,7 +28,7 @@ def of_bytes() -> PreTrainedTokenizerFast:
 
 
 def of_words() -> PreTrainedTokenizerFast:
-    """As sentencepiece has them: a text's first word loses its space."""
+    """Return a tokenizer like sentencepiece: the first word of a text loses its space."""
     pieces = [("<unk>", 0.0), *((f"▁{word}", -1.0) for word in ("one", "two", "three"))]
     words = Tokenizer(Unigram(pieces, 0, byte_fallback=False))
     words.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -37,7 +37,7 @@ def of_words() -> PreTrainedTokenizerFast:
 
 
 def shown(tokenizer: PreTrainedTokenizerFast, prompt: str, text: str) -> list[str]:
-    """What is shown after each token of a text that follows a prompt."""
+    """Return the text shown after each token that follows a prompt."""
     ids = asked(prompt, tokenizer, is_chat=False)
     whole = tokenizer(prompt + text).input_ids
     new = NewText(tokenizer, ids)

@@ -1,4 +1,4 @@
-"""Bases of what crosses a boundary: what is learned of known rows, rounded, said and read back."""
+"""Learned bases: learning from known rows, rounding, encoding and decoding."""
 
 import math
 from dataclasses import replace
@@ -31,14 +31,14 @@ def generator(seed: int) -> torch.Generator:
 
 
 def directions_of(channels: int, count: int, seed: int = 0) -> Tensor:
-    """Orthonormal float32 [channels, count]."""
+    """Return an orthonormal float32 [channels, count]."""
     drawn = torch.randn(channels, count, generator=generator(seed), dtype=torch.float64)
     directions: Tensor = torch.linalg.qr(drawn)[0].float()
     return directions
 
 
 def rows_along(directions: Tensor, spreads: list[float], count: int = 4096) -> Tensor:
-    """Rows that vary so much along these directions, uncorrelated to the last bit or nearly."""
+    """Return nearly uncorrelated rows with given spreads along directions."""
     drawn = torch.randn(count, len(spreads), generator=generator(9), dtype=torch.float64)
     white = torch.linalg.qr(drawn)[0] * math.sqrt(count)
     rows: Tensor = ((white * torch.tensor(spreads)) @ directions.double().T).float()
@@ -70,7 +70,7 @@ def test_the_directions_of_known_rows_are_found_in_the_order_of_their_spreads() 
 
 @pytest.mark.parametrize("step", [1.0, 0.001, 1000.0])
 def test_as_many_directions_as_vary_by_more_than_a_share_of_the_step(step: float) -> None:
-    """By more than a quantiser errs anyway: 0.29 steps."""
+    """The share is the error of a quantiser, 0.29 steps."""
     directions = directions_of(CHANNELS, 6)
     spreads = [size * step for size in (20.0, 3.0, 1.0, 0.4, 0.2, 0.01)]
     assert found(rows_along(directions, spreads), step).directions == 4
@@ -152,12 +152,12 @@ def test_equal_rows_have_equal_bases_and_no_global_numbers_are_drawn(channels: i
 
 
 def spectrum(channels: int) -> list[float]:
-    """Falls slowly, as activations' do: 300 directions or so matter at a step of one."""
+    """Return spreads that fall slowly, as activations' do: about 300 matter at a step of one."""
     return [200.0 / (1 + i) ** 1.1 for i in range(channels)]
 
 
 def captured(rows: Tensor, basis: Basis) -> float:
-    """The share of the rows' energy that its directions hold."""
+    """Return the share of the rows' energy within the directions' span."""
     left = (
         rows.double() - rows.double() @ basis.analysis(CPU).double() @ basis.synthesis(CPU).double()
     )
@@ -195,7 +195,7 @@ def test_no_basis_has_more_directions_than_the_bound(monkeypatch: pytest.MonkeyP
 
 
 def samples_of(bases: list[Tensor], noise: float = 0.0) -> list[Tensor]:
-    """Changes that are a linear map of what they change, along five directions, and noise."""
+    """Return changes that are a linear map of their bases along five directions, plus noise."""
     over, along = directions_of(CHANNELS, 5, seed=21), directions_of(CHANNELS, 5, seed=22)
     beside = torch.linalg.qr(along)[0].T
     return [
@@ -261,7 +261,7 @@ def test_rows_of_any_size_end_no_step(value: float, channels: int) -> None:
 
 
 def test_a_sample_of_one_token_foretells_nothing_and_harms_nothing() -> None:
-    """What its tokens have in common is no part of a forecast."""
+    """The mean over a sample's tokens is not predicted."""
     bases = [base[:1] for base in bases_of()]
     basis = learned(samples_of(bases, 0.1), 0.01, bases=bases)
     assert basis is None or basis.forecast is None

@@ -1,4 +1,4 @@
-"""Codecs as a library: batches, buffers by sample, autograd, and the ends of others' pipelines."""
+"""Codecs as a library: batches, buffers by sample, autograd, and other pipelines."""
 
 import pytest
 import torch

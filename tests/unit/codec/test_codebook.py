@@ -1,4 +1,4 @@
-"""Gradients beside entries of a codebook: what is learned, rates, both ends, hostile bytes."""
+"""Gradients coded with a codebook: learning, rates, both ends, hostile bytes."""
 
 import contextlib
 import math
@@ -34,13 +34,13 @@ def generator(seed: int) -> torch.Generator:
 
 
 def directions(channels: int = CHANNELS) -> Tensor:
-    """Of each target, float32 [targets, channels], of unit length."""
+    """Return one unit vector for each target, float32 [targets, channels]."""
     drawn = torch.randn(TARGETS, channels, generator=generator(7))
     return torch.nn.functional.normalize(drawn, dim=1)
 
 
 def gradients(tokens: int, seed: int = 0, noise: float = 0.3, channels: int = CHANNELS) -> Tensor:
-    """A size along one of the targets' directions, over three octaves, and noise beside it."""
+    """Return vectors along targets' directions with sizes over three octaves, plus noise."""
     drawn = generator(seed)
     targets = torch.randint(TARGETS, (tokens,), generator=drawn)
     sizes = torch.exp2(3 * torch.rand(tokens, generator=drawn))[:, None]
@@ -65,7 +65,7 @@ def codec_of(name: str, basis: Basis | None = None) -> CodebookCodec:
 
 
 def error(codec: Codec, x: Tensor) -> float:
-    """Squared, of x's square."""
+    """Return the squared error relative to x's square."""
     return float((codec.decode(codec.encode(x)) - x).square().sum() / x.square().sum())
 
 
@@ -172,7 +172,7 @@ def test_entries_and_sizes_are_part_of_the_rate(channels: int) -> None:
 
 
 def told(codec: CodebookCodec, x: Tensor) -> Tensor:
-    """What of a frame of x its entries and sizes tell."""
+    """Return the entries' part of x's frame."""
     assert codec.basis is not None
     assert codec.basis.codebook is not None
     payload = codec.encode(x).payload[NAME_BYTES:]

@@ -1,4 +1,4 @@
-"""The contract of `Codec`, kept by all codecs."""
+"""All codecs satisfy the contract of `Codec`."""
 
 from dataclasses import replace
 from random import Random
@@ -51,7 +51,7 @@ def gaussian(tokens: int, channels: int, seed: int = 0, scale: float = 1.0) -> T
 
 
 def base_for(name: str, x: Tensor) -> Tensor | None:
-    """For a delta codec, a base of x's shape and magnitude."""
+    """Return a base of x's shape and magnitude for a delta codec."""
     if name not in DELTAS:
         return None
     peak = x.abs().max() if x.numel() else 1.0
@@ -64,7 +64,7 @@ KINDS = ["gaussian", "zeros", "constant", "outlier", "octaves", "sparse", "heavy
 
 @st.composite
 def samples(draw: st.DrawFn) -> Tensor:
-    """Odd sizes, any magnitude from denormal to 1e30; zeros, constants, outliers."""
+    """Odd sizes; magnitudes from denormal to 1e30; zeros, constants, outliers."""
     tokens, channels = draw(st.integers(1, 40)), draw(st.integers(1, 20))
     magnitude = draw(st.sampled_from([1e-44, 1e-38, 1e-30, 1e-8, 1.0, 1e5, 1e30]))
     x = gaussian(tokens, channels, draw(st.integers(0, 1000)))
@@ -179,7 +179,7 @@ def test_neither_end_changes_what_it_was_given(name: str) -> None:
 
 
 def assert_refused_or_finite(name: str, encoded: EncodedTensor, base: Tensor | None) -> bool:
-    """Whether a payload is read; whatever it is, nothing but BadFrame comes out of it."""
+    """Return whether a payload is decoded; only BadFrame may be raised."""
     try:
         y = CODECS[name].decode(encoded, base)
     except BadFrame:

@@ -1,4 +1,4 @@
-"""The delta codec around any other: two ends over many visits, and what it refuses."""
+"""The delta codec around any other: two ends over many visits, and refusals."""
 
 from collections.abc import Callable
 from itertools import pairwise

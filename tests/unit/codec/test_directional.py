@@ -1,6 +1,6 @@
 """Codes along a learned basis: error and bytes, odd tensors, missing bases, hostile payloads, bits.
 
-How small the frames are is measured elsewhere (docs/quality.md); here only that the directions pay.
+docs/quality.md has measured sizes of frames; these tests only show that the directions help.
 """
 
 import math
@@ -35,7 +35,7 @@ def gaussian(tokens: int = TOKENS, channels: int = CHANNELS, seed: int = 0) -> T
 def low_rank(
     tokens: int = TOKENS, channels: int = CHANNELS, count: int = DIRECTIONS, seed: int = 0
 ) -> Tensor:
-    """Rows along a few directions, the same ones whatever the seed, that vary less and less."""
+    """Return rows along a few fixed directions of falling spread."""
     directions = torch.linalg.qr(gaussian(channels, count, 77))[0]
     rows: Tensor = (gaussian(tokens, count, seed) * torch.logspace(0.5, -0.5, count)) @ directions.T
     return rows
@@ -48,7 +48,7 @@ def directional_codec(name: str) -> DirectionalCodec:
 
 
 def along(name: str, rows: Tensor, x: Tensor, *, has_mean: bool = False) -> DirectionalCodec:
-    """The codec with what it learns of these rows for such values as x."""
+    """Return the codec with a basis learned from rows for values like x."""
     codec = directional_codec(name)
     basis = learned([rows], codec.step_of(x), has_mean=has_mean)
     assert basis is not None
@@ -56,7 +56,7 @@ def along(name: str, rows: Tensor, x: Tensor, *, has_mean: bool = False) -> Dire
 
 
 def with_change(tokens: int = TOKENS, channels: int = CHANNELS) -> tuple[Tensor, Tensor]:
-    """An activation and its base: the change between them follows a few directions."""
+    """Return an activation and its base; their difference follows a few directions."""
     base = gaussian(tokens, channels, seed=5) * 2
     count = min(DIRECTIONS, channels)
     return base + low_rank(tokens, channels, count=count, seed=3), base
@@ -68,14 +68,14 @@ def change_codec(step: float = 0.1) -> tuple[DirectionalCodec, Tensor, Tensor]:
 
 
 def first_codec(step: float = 0.1) -> tuple[DirectionalCodec, Tensor]:
-    """For first activations, around a mean that is far from zero."""
+    """Return a codec of first activations, around a mean far from zero."""
     common = 4 * gaussian(1, CHANNELS, seed=8)
     x = common + low_rank(seed=3)
     return along(f"qk{step}", common + low_rank(512), x, has_mean=True), x
 
 
 def step_error(y: Tensor, x: Tensor, step: float) -> float:
-    """Root of the mean square, over what a uniform quantiser's is."""
+    """Return the root mean square error relative to that of a uniform quantiser."""
     return float((y.double() - x.double()).square().mean().sqrt() / (step / math.sqrt(12)))
 
 
@@ -83,7 +83,7 @@ def step_error(y: Tensor, x: Tensor, step: float) -> float:
 
 
 def test_the_error_of_many_visits_is_none_at_all() -> None:
-    """What is too small for a code is not left out at every visit alike."""
+    """Dither keeps values below a step from being dropped at every visit."""
     x, base = with_change()
     codec = along("aqk1", low_rank(512), x)
     visits = 64
@@ -157,7 +157,7 @@ def test_the_step_is_that_of_a_middling_token(step: float) -> None:
 
 
 def foretold(step: float = 0.1) -> tuple[DirectionalCodec, Tensor, Tensor]:
-    """A change that is mostly a linear map of its base, and a basis that learned so."""
+    """Return a change that is mostly a linear map of its base, and a codec that learned the map."""
     over, beside = (torch.linalg.qr(gaussian(CHANNELS, DIRECTIONS, k))[0] for k in (41, 42))
     bases = [2 * gaussian(seed=200 + k) for k in range(12)]
     codec = directional_codec(f"aqk{step}")
@@ -306,7 +306,7 @@ def test_any_shape_comes_back(name: str, shape: tuple[int, int]) -> None:
 
 
 def worst(tokens: int, channels: int, seed: int) -> Tensor:
-    """Values of all magnitudes: codes of all sizes, with no distribution that could be told."""
+    """Return values of all magnitudes, whose codes have no predictable distribution."""
     octaves = 40 * torch.rand(tokens, channels, generator=generator(seed)) - 20
     return gaussian(tokens, channels, seed) * torch.exp2(octaves)
 
@@ -476,7 +476,7 @@ def test_the_product_is_the_same_to_the_bit_in_32_and_in_64_bits(
 def test_small_codes_are_multiplied_in_32_bits_and_large_ones_in_64(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So that both ways are tried by the test above and by the one below."""
+    """Check that the tests above and below cover both products."""
     widths = []
     to_double = Tensor.double
 
@@ -501,7 +501,7 @@ def test_small_codes_are_multiplied_in_32_bits_and_large_ones_in_64(
 
 
 def exact_product(values: Tensor, basis: Basis) -> Tensor:
-    """In whole numbers of any size, from the last direction to the first, then rounded once."""
+    """Multiply in integers of any size, last direction first, and round once."""
     whole = (values.double() * 2.0**20).numpy().astype(np.int64).astype(object)
     rows = (basis.synthesis(torch.device("cpu")).double() * 2.0**13).numpy().astype(np.int64)
     sums = whole[:, ::-1] @ rows[::-1].astype(object)

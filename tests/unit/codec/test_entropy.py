@@ -1,4 +1,4 @@
-"""The entropy stage: symbol tables, streams over contexts, and payloads kept byte for byte."""
+"""The entropy stage: symbol tables, streams over contexts, and lossless payloads."""
 
 import struct
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def tables_of(rows: Counts | list[list[int]]) -> Tables:
 
 @st.composite
 def counts(draw: st.DrawFn) -> Counts:
-    """Counts of any size in any places, some contexts unused."""
+    """Counts of any size in any places, with some unused contexts."""
     contexts = draw(st.integers(1, MAX_CONTEXTS))
     rows = np.zeros((contexts, 256), np.int64)
     for row in rows:
@@ -157,7 +157,7 @@ def stream_of(
 def some_symbols(
     count: int, num_contexts: int, seed: int = 0, spread: float = 3.0
 ) -> tuple[Tensor, Tensor]:
-    """Symbols around 128 whose spread doubles from context to context."""
+    """Return symbols around 128 whose spread doubles from context to context."""
     generator = torch.Generator().manual_seed(seed)
     contexts = torch.randint(0, num_contexts, (count,), generator=generator).to(torch.uint8)
     widths = spread * 2.0 ** (contexts.float() - 2)
@@ -191,7 +191,7 @@ def test_several_segments_come_back() -> None:
 
 
 def entropy_bytes(found: Counts) -> float:
-    """Of symbols with these counts by context."""
+    """Return the entropy of symbols with these counts by context, in bytes."""
     totals = found.sum(1, keepdims=True)
     shares = found / np.maximum(totals, 1)
     bits = -np.log2(np.where(found > 0, shares, 1.0))
@@ -199,7 +199,7 @@ def entropy_bytes(found: Counts) -> float:
 
 
 def fixed_bytes(found: Counts) -> int:
-    """What a stream has beside its coded symbols."""
+    """Return the bytes of a stream around its coded symbols."""
     count = int(found.sum())
     segments = len(segment_lengths(count))
     tables = len(Tables.of_counts(found).to_bytes())
@@ -261,7 +261,7 @@ def test_more_symbols_have_more_lanes_and_never_too_many() -> None:
 
 
 def assert_refused_or_symbols(data: bytes, contexts: Tensor) -> bool:
-    """Whether a stream is read; whatever it is, nothing but BadFrame comes out of it."""
+    """Return whether a stream is decoded; only BadFrame may be raised."""
     try:
         symbols = read_symbols(data, contexts, KERNELS)
     except BadFrame:
@@ -351,7 +351,7 @@ def test_segments_that_lie_about_their_words_are_refused(lie: tuple[int, int]) -
 
 @dataclass(frozen=True)
 class Recorder(Codec):
-    """A codec whose payload is given, and that remembers what it was given to decode."""
+    """Codec with a fixed payload that records what it decodes."""
 
     payload: bytes
     seen: list[bytes]

@@ -1,4 +1,4 @@
-"""Error feedback: nothing is lost over many messages, and errors do not grow."""
+"""Error feedback: messages sum to the inputs, and errors do not grow."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,7 @@ def gaussian(tokens: int, channels: int, seed: int = 0) -> Tensor:
 
 
 def run(codec: Codec, inputs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Everything that was sent, in float64, and the residual after each message."""
+    """Return the sum of all messages in float64, and the residual after each."""
     sent, residual, residuals = torch.zeros_like(inputs[0]).double(), None, []
     for x in inputs:
         encoded, residual = encode_with_feedback(codec, x, residual)
@@ -50,7 +50,7 @@ def largest_places(values: list[float], count: int) -> list[int]:
 
 
 def mixed_by_hand(x: list[float], residual: list[float], count: int) -> list[float]:
-    """The message of `+efmix`, value by value."""
+    """Compute the message of `+efmix` value by value."""
     message = [0.0] * len(x)
     for i in largest_places(x, count - count // 2):
         message[i] += x[i]

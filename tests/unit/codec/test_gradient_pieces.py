@@ -1,4 +1,4 @@
-"""Pieces of gradients: any length, a step a row, and errors that are made good later."""
+"""Pieces of gradients: any length, one step a row, and error feedback."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def normal(count: int, seed: int = 0) -> Tensor:
 
 
 def error(got: Tensor, expected: Tensor) -> float:
-    """Relative to what is expected, in float64: float32 has no squares of 1e-30."""
+    """Return the relative error in float64, because float32 has no squares of 1e-30."""
     return float((got - expected).double().norm() / expected.double().norm())
 
 
@@ -62,7 +62,7 @@ def test_the_others_are_not_exact() -> None:
 
 @pytest.mark.parametrize("text", ["q4", "q2", "q1"])
 def test_the_last_row_is_as_good_as_the_others(text: str) -> None:
-    """Filled up with zeros it would have a step for these."""
+    """Padding with zeros would change the row's scale."""
     for count in (1, 5, 64):
         piece = codec_of(text).encode(normal(ROW_VALUES + count, seed=count))
         last = slice(ROW_VALUES, None)
@@ -110,7 +110,7 @@ def test_what_was_sent_and_what_is_owed_add_up_to_all_values(
 def test_the_sum_over_twenty_steps_errs_an_order_less_than_one_step(
     text: str, scale: float
 ) -> None:
-    """Also where the published code, with its halves, never sends anything."""
+    """Includes values that the published code, with float16, never sends."""
     codec, values = codec_of(text), normal(2000) * scale
     single = error(codec.encode(values).values, values)
     residual, sent = None, torch.zeros(2000)

@@ -1,4 +1,4 @@
-"""The codec `hqB`: rotated tiles, whose outliers are everybody's."""
+"""The codec `hqB`: rotated tiles, which share their outliers."""
 
 import pytest
 import torch

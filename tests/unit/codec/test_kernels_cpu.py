@@ -1,4 +1,4 @@
-"""What is of the Numba backend alone: sizes are checked, since compiled loops look at no bounds."""
+"""Checks of the Numba backend alone: sizes, because compiled loops check no bounds."""
 
 from typing import Any
 

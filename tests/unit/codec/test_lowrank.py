@@ -1,4 +1,4 @@
-"""The `lowrankR` codec: how near it comes, that its decode is exact, and forged payloads."""
+"""The codec `lowrankR`: error, exact decoding, and forged payloads."""
 
 import struct
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def of_rank(rank: int, tokens: int, channels: int, seed: int = 0) -> Tensor:
 
 
 def decaying(tokens: int, channels: int, ratio: float, seed: int = 0) -> Tensor:
-    """Singular values 1, ratio, ratio^2, ..."""
+    """Return a matrix with singular values 1, ratio, ratio^2, ..."""
     count = min(tokens, channels)
     left = torch.linalg.qr(gaussian(tokens, count, seed)).Q
     right = torch.linalg.qr(gaussian(channels, count, seed + 1)).Q

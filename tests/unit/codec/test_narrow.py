@@ -50,17 +50,17 @@ def relative_error(y: Tensor, x: Tensor) -> float:
 
 
 def reach_of(bits: float) -> float:
-    """Scales from zero to either end of the grid."""
+    """Return the scales from zero to either end of the grid."""
     return (2**bits - 1) / 2
 
 
 def groups_of(x: Tensor, axis: str) -> Tensor:
-    """The values that share a scale, a column each."""
+    """Return the values that share a scale, one group a column."""
     return {"f": x.reshape(-1, 1), "c": x, "t": x.T}[axis]
 
 
 def published_quantiser(x: Tensor, bits: int) -> Tensor:
-    """As arXiv 2206.01299's code rounds: an fp16 scale a channel, levels from -1 to 1 - 2^(1-b)."""
+    """Quantise as the code of arXiv 2206.01299: fp16 scale a channel, levels -1 to 1 - 2^(1-b)."""
     half = 2 ** (bits - 1)
     scale = x.abs().amax(0).half()
     codes = (x / (scale + 1e-6) * half).round().clamp(-half, half - 1)
@@ -163,7 +163,7 @@ def test_a_scale_by_token_and_channel_follows_both() -> None:
 
 
 def relative_error_by_value(y: Tensor, x: Tensor) -> float:
-    """Of each channel of each token alike, however small."""
+    """Return the relative error, in which small channels and tokens weigh like large ones."""
     scale = x.abs().mean(0) * x.abs().mean(1, keepdim=True) / x.abs().mean()
     return ((y - x) / scale).square().mean().sqrt().item()
 
@@ -194,7 +194,7 @@ def test_a_value_and_its_opposite_err_alike(bits: int, axis: str, x: Tensor) -> 
 
 
 def gain(name: str, x: Tensor) -> float:
-    """How much of x comes back: <x, y> / <x, x>."""
+    """Return the gain of y for x: <x, y> / <x, x>."""
     y = roundtrip(x, name)
     return ((x.double() * y.double()).sum() / x.double().square().sum()).item()
 
@@ -373,14 +373,14 @@ def test_a_scale_that_takes_its_codes_out_of_range_is_refused() -> None:
 
 
 def constant_beside_a_peak(value: float) -> Tensor:
-    """Many values at one place of the grid, and one that fixes the grid's reach."""
+    """Return many equal values and one that determines the grid's reach."""
     x = torch.full((4097, 1), value)
     x[0] = 1.0
     return x
 
 
 def bias_in_scales(name: str, bits: float, value: float) -> float:
-    """Mean error of all values that equal `value`, in covering scales."""
+    """Return the mean error of all values equal to `value`, in covering scales."""
     x = constant_beside_a_peak(value)
     error = (roundtrip(x, name) - x)[1:].double().mean().item()
     return abs(error) * reach_of(bits)
@@ -450,7 +450,7 @@ def test_scales_of_zero_have_no_dither() -> None:
 
 
 class BoundaryEnd:
-    """One end: a codec and the stored form of its buffer."""
+    """End of a boundary: a codec and its stored buffer."""
 
     def __init__(self, name: str, key: str = "fp16") -> None:
         self.codec, self.key_codec = parse(name), parse(key)
@@ -509,7 +509,7 @@ CONTRACTIONS = {
 
 
 def errors_on_a_fixed_value(name: str, visits: int) -> list[float]:
-    """Error at each visit of a value that stays, after a first visit with another one."""
+    """Return the error at each visit of a constant value after a first visit with another one."""
     sender, receiver = BoundaryEnd(name), BoundaryEnd(name)
     visit(sender, receiver, gaussian(64, 16, seed=1))
     x = gaussian(64, 16)

@@ -1,7 +1,7 @@
-"""What an encoder asks of a GPU: few operations, and few answers that it waits for.
+"""GPU use of encoders: few operations, and few synchronisations.
 
-On a GPU each costs about as much as a pass over a whole tensor, so planning is the host's. There is
-none here: `tests.doubles.gpu` counts.
+Each costs a GPU about as much as a pass over a whole tensor, so the host plans. The tests have no
+GPU: `tests.doubles.gpu` counts.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ def gaussian(seed: int) -> Tensor:
 
 
 def some() -> tuple[Tensor, Tensor]:
-    """A tensor whose channels are of several widths, and a base that is near it."""
+    """Return a tensor whose channels have several spreads, and a base near it."""
     widths = torch.exp2(gaussian(0)[:1] / 2)
     return gaussian(1) * widths, (gaussian(1) + 0.1 * gaussian(2)) * widths
 
@@ -35,7 +35,7 @@ def some() -> tuple[Tensor, Tensor]:
 def counted(
     codec: Any, x: Tensor, base: Tensor | None, *, decodes: bool = False
 ) -> tuple[CountedGpu, bytes]:
-    """The GPU after an encode there, with the value it makes or without, and the payload."""
+    """Return the GPU double after an encode, with or without the value, and the payload."""
     gpu = CountedGpu()
     there = replace(codec, kernels=gpu.kernels())
     with gpu.present():

@@ -41,7 +41,7 @@ def relative_error(y: Tensor, x: Tensor) -> float:
 
 
 def published(x: Tensor, bits: int) -> Tensor:
-    """The quantiser: one fp16 scale a channel, over all that travels together; 2^bits levels.
+    """Quantise with one fp16 scale a channel over a whole microbatch, and 2^bits levels.
 
     Args:
         x: float32 [..., channels].
@@ -121,7 +121,7 @@ def test_2_values_below_half_precision_vanish(magnitude: float) -> None:
 
 
 def gain(quantise: Callable[[Tensor, int], Tensor], largest: float) -> float:
-    """How much comes back of values up to `largest`: the systematic factor of a boundary."""
+    """Return the systematic gain of a boundary for values up to `largest`."""
     x = gaussian(2048, 4)
     x *= largest / x.abs().amax(0)
     y = quantise(x, 8).double()
@@ -140,7 +140,7 @@ def test_3_an_absolute_epsilon_shrinks_small_tensors() -> None:
 
 
 class SharedRows:
-    """Rows of samples on disk and one buffer in memory for the batch at hand, as published."""
+    """Rows of samples on disk with one buffer in memory for the current batch, as published."""
 
     def __init__(self, num_samples: int) -> None:
         self.rows = {sample: f"row {sample}" for sample in range(num_samples)}
@@ -230,7 +230,7 @@ def a_run(**train: Any) -> RunSpec:
 
 
 class Boundary:
-    """Both ends of a boundary, each with its own buffers."""
+    """Boundary whose ends have their own buffers."""
 
     def __init__(self, **train: Any) -> None:
         self.spec = a_run(**train)
@@ -243,7 +243,7 @@ class Boundary:
     def send(
         self, sample: int, x: Tensor, *, microbatch: int = 0, as_key: bool = False
     ) -> tuple[Frame, Tensor | Refusal]:
-        """The frame as it arrives, and what the receiver makes of it."""
+        """Return the frame that arrives, and its decoded value."""
         name = FrameKey(
             Attempt(1),
             StepNumber(0),
@@ -259,7 +259,7 @@ class Boundary:
         return arrived, self.receiver.decode(arrived)
 
     def visit(self, sample: int, x: Tensor) -> tuple[Frame, Tensor]:
-        """As the boundary does: a refusal asks for a key frame, and the step commits."""
+        """Send a sample, with a key frame after a refusal, and commit the step."""
         frame, value = self.send(sample, x)
         if isinstance(value, Refusal):
             frame, value = self.send(sample, x, as_key=True)
@@ -268,7 +268,7 @@ class Boundary:
         return frame, value
 
     def visited(self, sample: int, x: Tensor) -> bytes:
-        """The digest of the buffer that a visit left at both ends."""
+        """Return the digest of the buffer that a visit left at both ends."""
         self.visit(sample, x)
         records = (self.here.get(sent(sample)), self.there.get(received(sample)))
         (digest,) = {record.digest for record in records if record is not None}
@@ -295,7 +295,7 @@ def put(store: BufferStore, name: BufferKey, record: BufferRecord) -> None:
 def published_visits(
     x: Tensor, sender: Tensor, receiver: Tensor, visits: int
 ) -> tuple[list[float], float]:
-    """Error at the receiver while the sender believes that both ends hold the same."""
+    """Return the receiver's error while the sender assumes equal buffers at both ends."""
     errors = []
     for _ in range(visits):
         change = published(x - sender, 4)

@@ -1,4 +1,4 @@
-"""The codecs `none`, `bf16` and `fp16`, and buffers in their stored form."""
+"""The codecs `none`, `bf16` and `fp16`, and stored buffers of 16 bits."""
 
 import struct
 

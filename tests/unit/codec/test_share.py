@@ -1,4 +1,4 @@
-"""What a share of the last gradient does not tell: shares, rates, both ends, hostile bytes."""
+"""Prediction from the last gradient: gains, rates, both ends, hostile bytes."""
 
 from itertools import pairwise
 
@@ -35,13 +35,13 @@ def shared(name: str) -> ShareCodec:
 
 
 def error(codec: Codec, x: Tensor, base: Tensor) -> float:
-    """Squared, of x's square."""
+    """Return the squared error relative to x's square."""
     y = codec.decode(codec.encode(x, base), base)
     return float((y - x).square().sum() / x.square().sum())
 
 
 def shares_of(encoded: EncodedTensor) -> list[int]:
-    """Of a frame of up to 8 tokens, as `Kernels.pack` writes 3 bits: a plane of 2, a plane of 1."""
+    """Return the gains in a frame of up to 8 tokens, in planes of 2 bits and of 1."""
     upper, lowest = int.from_bytes(encoded.payload[:2], "big"), encoded.payload[2]
     # Byte j of the first plane holds codes j, j + 2, j + 4, j + 6.
     pairs = [(upper >> 8 * (1 - t % 2) >> 2 * (3 - t // 2)) & 3 for t in range(8)]

@@ -1,4 +1,4 @@
-"""Tables that follow from a spread: they add up, tell what dithered codes are, and never move."""
+"""Tables derived from a spread: their sums, their fit to dithered codes, their stability."""
 
 import hashlib
 
@@ -37,7 +37,7 @@ def test_every_table_adds_up_and_has_just_the_codes_that_occur(largest: int) -> 
 
 
 def test_the_tables_are_the_same_numbers_for_ever() -> None:
-    """A frame is read by tables that the reader makes by itself."""
+    """The reader of a frame computes the tables by itself."""
     tables = every_table(LARGEST_SYMBOL), every_table(3)
     data = b"".join(table.astype("<i4").tobytes() for table in tables)
     assert hashlib.sha256(data).hexdigest()[:16] == "bfededaf6bddf160"
@@ -55,7 +55,7 @@ def test_without_dither_a_table_is_symmetric_and_with_it_leans_to_one_side() -> 
 
 @pytest.mark.parametrize("number", [2, 8, 14, 20, 30])
 def test_codes_of_a_spread_take_about_what_their_entropy_is(number: int) -> None:
-    """And the spread that is found likeliest is theirs."""
+    """The most likely spread is also the true one."""
     values = spread_of(number) * torch.randn(4000, 30, generator=torch.Generator().manual_seed(1))
     kernels, grid, one = ReferenceKernels(), WideGrid(seed=5), torch.ones(1)
     units = kernels.dequantize(torch.zeros_like(values).short(), None, Scales(one, 32 * one), grid)

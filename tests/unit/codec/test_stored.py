@@ -1,4 +1,4 @@
-"""Buffers in their stored form at 8 and 4 bits; those of 16 bits are in `test_raw`."""
+"""Stored buffers of 8 and 4 bits; `test_raw` has those of 16 bits."""
 
 import contextlib
 import struct
@@ -28,7 +28,7 @@ HEAD = 4
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
-    """Values at random, those of a normal distribution with outliers, or both."""
+    """Random values, normal ones with outliers, or both."""
     tokens, channels = draw(st.integers(1, 9)), draw(st.integers(1, 3 * BLOCK + 1))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     x = torch.randn(tokens, channels, generator=generator)
@@ -49,7 +49,7 @@ def stored(x: Tensor, bits: int) -> Tensor:
 
 
 def channel_scales(payload: bytes, channels: int) -> Tensor:
-    """The channels' scales as the payload has them, float64; with the sample's exponent."""
+    """Return the payload's channel scales as float64, with the sample's exponent."""
     (exponent,) = struct.unpack_from("<h", payload)
     patterns = torch.from_numpy(np.frombuffer(payload, "<u2", channels, HEAD).astype(np.int32))
     scales: Tensor = scale_of(patterns).double() * 2.0**exponent
@@ -57,7 +57,7 @@ def channel_scales(payload: bytes, channels: int) -> Tensor:
 
 
 def block_peaks(x: Tensor) -> Tensor:
-    """The largest magnitude of each value's block."""
+    """Return the largest magnitude of each value's block."""
     padded = torch.nn.functional.pad(x.abs(), (0, -x.shape[1] % BLOCK))
     peaks = padded.view(len(x), -1, BLOCK).amax(2)
     return peaks.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
@@ -130,7 +130,7 @@ def test_zeros_stay_zeros(bits: int) -> None:
 
 
 def residual_stream(tokens: int = 64, channels: int = 160) -> tuple[Tensor, list[tuple[int, int]]]:
-    """Normal values, channels that are always large, and massive activations."""
+    """Return normal values, with channels that are always large and massive activations."""
     x = torch.randn(tokens, channels, generator=torch.Generator().manual_seed(3))
     x[:, 5] = x[:, 5] * 3 + 80
     x[:, 90] *= 300
@@ -278,7 +278,7 @@ def test_any_bytes_are_refused_or_finite(bits: int, data: st.DataObject) -> None
 
 
 class Sample:
-    """One sample's way over a boundary: the value used, and the buffer that is kept of it."""
+    """Sample that crosses a boundary: its decoded value and its buffer."""
 
     def __init__(self, codec: str, x: Tensor, bits: int) -> None:
         self.codec, self.bits = parse(codec), bits
@@ -286,7 +286,7 @@ class Sample:
         self.payload = pack_buffer(key.decode(key.encode(x)), bits)
 
     def visit(self, x: Tensor) -> tuple[float, float]:
-        """The relative errors of the value used and of the buffer kept."""
+        """Return the relative errors of the decoded value and of the buffer."""
         base = unpack_like(x, self.payload, self.bits)
         y = self.codec.decode(self.codec.encode(x, base), base)
         self.payload = pack_buffer(y, self.bits)

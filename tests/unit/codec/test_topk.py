@@ -1,4 +1,4 @@
-"""The `topK` codec: which entries are kept, what their positions cost, and forged positions."""
+"""The codec `topK`: chosen entries, cost of positions, and forged positions."""
 
 import struct
 from dataclasses import replace
@@ -39,7 +39,7 @@ def bits_of(payload: bytes) -> str:
 
 
 def positions_bit_by_bit(payload: bytes, count: int, size: int) -> list[int]:
-    """Either form, read as the module's docstring tells it."""
+    """Decode positions in either form, by the module's docstring."""
     low_bits = (size // count).bit_length() - 1
     high_length = count + ((size - 1) >> low_bits)
     low_bytes, high_bytes = -(-count * low_bits // 8), -(-high_length // 8)

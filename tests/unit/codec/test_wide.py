@@ -57,7 +57,7 @@ def relative_error(y: Tensor, x: Tensor) -> float:
 
 
 def bits_a_value(encoded: EncodedTensor) -> float:
-    """All that goes over the wire."""
+    """Return the bits a value on the wire, headers included."""
     values = encoded.tokens * encoded.channels
     return (len(encoded.to_bytes()) + FRAME_BYTES) * 8 / values
 
@@ -93,7 +93,7 @@ def test_the_rate_is_that_of_the_change(bits: float) -> None:
 
 
 class CountingKernels(NumbaKernels):
-    """They count how often a frame was tried."""
+    """Kernels that count how often a frame was quantised."""
 
     tries = 0
 
@@ -130,7 +130,7 @@ def test_error_is_that_of_an_ideally_coded_uniform_quantiser(kind: str, bits: in
 
 
 def gaussian_cell(scale: float) -> tuple[float, float]:
-    """Entropy in bits and squared error of unit Gaussian values, rounded to whole scales."""
+    """Return entropy in bits and squared error of unit Gaussian values rounded to a scale."""
     codes = torch.arange(-4000, 4000, dtype=torch.float64)
     edges = (torch.arange(-4000, 4001, dtype=torch.float64) - 0.5) * scale
     shares = torch.special.ndtr(edges).diff()
@@ -142,7 +142,7 @@ def gaussian_cell(scale: float) -> tuple[float, float]:
 
 
 def ideal_error(widths: list[float], bits: float) -> float:
-    """Relative error of Gaussian channels of these widths under one scale and ideal codes."""
+    """Return the relative error of Gaussian channels under one scale and ideal codes."""
     low, high = 1e-6, 1e4
     for _ in range(60):
         scale = math.sqrt(low * high)
@@ -329,7 +329,7 @@ def test_powers_of_two_move_the_scales_and_leave_the_codes(
 
 
 def gain(x: Tensor, name: str) -> float:
-    """How much of x comes back: <x, y> / <x, x>."""
+    """Return the gain of y for x: <x, y> / <x, x>."""
     y, _ = coded(x, name)
     return ((x.double() * y.double()).sum() / x.double().square().sum()).item()
 
@@ -422,7 +422,7 @@ def test_codes_lie_nearer_to_zero_than_the_middle_of_their_cells() -> None:
 
 
 def dithered_cells(scale: float) -> float:
-    """Entropy in bits of unit Gaussian values, moved by a dither that is known and rounded."""
+    """Return the entropy of unit Gaussian values with known dither, in bits."""
     edges = (torch.arange(-400, 401, dtype=torch.float64) - 0.5) * scale
     total = 0.0
     for drawn in range(16):
@@ -433,7 +433,7 @@ def dithered_cells(scale: float) -> float:
 
 
 def dithered_error(bits: float) -> float:
-    """Relative error of a dithered quantiser whose coder knows the dither."""
+    """Return the relative error of a dithered quantiser whose coder knows the dither."""
     low, high = 1e-3, 1e2
     for _ in range(60):
         scale = math.sqrt(low * high)

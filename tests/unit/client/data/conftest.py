@@ -1,4 +1,4 @@
-"""A tokenizer of words, and files to read."""
+"""Tokenizer of words, and data files."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ BEGIN = 12
 
 @pytest.fixture(scope="session")
 def words() -> Words:
-    """`words(...)`: one token a word, w0 to w9, then unknown 10 and, if wanted, the end 11.
+    """Return a factory of tokenizers with one token a word: w0 to w9, unknown 10, end 11.
 
-    `single` says which special tokens it puts around a text: by default the beginning, 12.
+    `single` is the template of special tokens around a text; by default 12 comes first.
     """
 
     def make(
@@ -60,7 +60,7 @@ def words() -> Words:
 
 @pytest.fixture
 def opened(words: Words) -> Callable[..., Dataset]:
-    """`opened(path, text_column=..., split=..., tokenizer=...)`; by default no beginning."""
+    """Return a function that opens a dataset; by default no token precedes a text."""
 
     def open_it(
         path: object,
@@ -79,7 +79,7 @@ def opened(words: Words) -> Callable[..., Dataset]:
 
 @pytest.fixture
 def jsonl(tmp_path: Path) -> Callable[..., Path]:
-    """`jsonl({...}, {...})`: a file of these rows; a text stands as it is."""
+    """Return a function that writes a JSON lines file; a text is written unchanged."""
 
     def write(*rows: object, name: str = "data.jsonl") -> Path:
         path = tmp_path / name

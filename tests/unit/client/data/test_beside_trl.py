@@ -1,7 +1,7 @@
-"""TRL is the measure: what its own preparation makes of rows is what we make of them.
+"""Samples equal those that TRL's own preparation makes of the same rows.
 
-Data is drawn; the formats are those of https://huggingface.co/docs/trl/dataset_formats. Differences
-that stand are in docs/data.md, each with a test here.
+The data is random; the formats are those of https://huggingface.co/docs/trl/dataset_formats.
+Intended differences are listed in docs/data.md, each with a test here.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def our_samples(
     max_length: int,
     **options: Any,
 ) -> list[Sample]:
-    """The same as `trl_samples`, by what a client would submit."""
+    """Return the samples that a client would submit, in the form of `trl_samples`."""
     return read(rows, tokenizer, folder, max_length=max_length, **options)[0]
 
 
@@ -100,7 +100,7 @@ def read(
     max_length: int = 64,
     **options: Any,
 ) -> tuple[list[Sample], str]:
-    """Our samples, and all that the client prints of them."""
+    """Return our samples and all lines that the client prints about them."""
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     strategy = options.pop("packing_strategy", "bfd")
@@ -139,7 +139,7 @@ def test_samples_are_those_of_trl(
     begin: str,
     packing: str,
 ) -> None:
-    """Token ids, learned places, positions; some documents are longer than a sample."""
+    """Compare token ids, learned tokens and positions, also of documents longer than a sample."""
     row, options = FORMATS[name]
     draw = random.Random(f"{name}{make}{begin}")
     rows = [row(draw) for _ in range(40)]
@@ -152,7 +152,7 @@ def test_samples_are_those_of_trl(
 
 
 def test_an_end_that_the_tokenizer_puts_itself_stands_once(tmp_path: Path) -> None:
-    """TRL writes the end and tokenises with it: h2oai/h2o-llmstudio#636."""
+    """TRL adds the end and tokenises it with the text: h2oai/h2o-llmstudio#636."""
     tokenizer = tokenizer_of("byte-level BPE", "<s> $A </s>")
     (theirs,) = trl_samples([{"text": "Cats"}], tokenizer, max_length=64)
     (ours,), printed = read([{"text": "Cats"}], tokenizer, tmp_path)
@@ -192,7 +192,7 @@ def test_chats_without_an_answer_are_left_out(tmp_path: Path) -> None:
 
 
 def test_an_answer_in_white_space_keeps_its_place(tmp_path: Path) -> None:
-    """transformers gives white space without a token no place, and marks nothing from there on."""
+    """Check answers that transformers skips because their white space has no token."""
     tokenizer = tokenizer_of("WordPiece", "$A", CHATML)
     rows = [
         {
@@ -217,7 +217,7 @@ def test_an_answer_in_white_space_keeps_its_place(tmp_path: Path) -> None:
 def test_line_breaks_of_several_tokens_are_printed(
     tmp_path: Path, make: str, is_printed: bool
 ) -> None:
-    """The difference itself is in test_chats_beside_trl."""
+    """Check the note; test_chats_beside_trl checks the difference itself."""
     rows = [chat(random.Random(1))]
     tokenizer = tokenizer_of(make, "$A", CHATML)
     _, printed = read(rows, tokenizer, tmp_path, assistant_only_loss=True)
@@ -229,7 +229,7 @@ def test_line_breaks_of_several_tokens_are_printed(
 def test_generation_asks_by_the_tokens_that_training_answered(
     tmp_path: Path, make: str, single: str
 ) -> None:
-    """EleutherAI/lm-evaluation-harness#2049, unslothai/unsloth#7903: one alone had BOS."""
+    """Regression: EleutherAI/lm-evaluation-harness#2049, unslothai/unsloth#7903 (BOS)."""
     tokenizer = tokenizer_of(make, single)
     row = {"prompt": "Cats sleep", "completion": " a lot."}
     (sample,), _ = read([row], tokenizer, tmp_path)
@@ -256,7 +256,7 @@ def test_special_tokens_are_found_of_an_alphabet_of_its_own(single: str) -> None
 def test_answers_without_marks_are_those_of_trls_marked_templates(
     tmp_path: Path, name: str
 ) -> None:
-    """Templates as their models have them, of which TRL brings copies with marks."""
+    """Compare models' own templates with TRL's marked copies."""
     with quiet():
         import trl
     file = Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja"

@@ -1,4 +1,4 @@
-"""Chats as templates write them, and what of them the assistant said."""
+"""Rendered chats, and the assistant's part in them."""
 
 from __future__ import annotations
 

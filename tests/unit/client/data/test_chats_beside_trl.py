@@ -1,7 +1,7 @@
-"""Chats with tools, in two parts, and in ShareGPT's shape: what TRL makes of them is what we make.
+"""Chats with tools, in two parts, and in ShareGPT's format give the same samples as in TRL.
 
-The formats are those of https://huggingface.co/docs/trl/dataset_formats; the templates are those
-that TRL brings of models.
+The formats are those of https://huggingface.co/docs/trl/dataset_formats; the templates are TRL's
+copies of models' templates.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOOLS = [
 
 
 def model_template(name: str) -> str:
-    """A model's own chat template, as TRL has it."""
+    """Return a model's own chat template from TRL."""
     with quiet():
         import trl
     folder = Path(trl.__file__).parent / "chat_templates"
@@ -113,9 +113,9 @@ def test_chats_are_those_of_trl(tmp_path: Path, name: str, make: str) -> None:
 
 
 def test_all_tokens_of_an_answers_last_letter_are_learned(tmp_path: Path) -> None:
-    """transformers marks the first alone: Llama-2's tokenizer makes two of a line behind a mark.
+    """Check Llama-2's line break of two tokens, of which transformers marks only the first.
 
-    The client prints that, see docs/data.md.
+    The client prints this difference, see docs/data.md.
     """
     ours, theirs, tokenizer = both("tool calls, marked", "prefix space", tmp_path)
     for our, their in zip(ours, theirs, strict=True):
@@ -128,7 +128,7 @@ def test_all_tokens_of_an_answers_last_letter_are_learned(tmp_path: Path) -> Non
 def both(
     name: str, make: str, folder: Path
 ) -> tuple[list[Sample], list[Sample], PreTrainedTokenizerFast]:
-    """Our samples of drawn rows, and TRL's."""
+    """Return our samples of random rows, and TRL's."""
     row, template, options = FORMATS[name]
     draw = random.Random(f"{name}{make}")
     rows = [row(draw) for _ in range(12)]
@@ -289,7 +289,7 @@ def test_answers_are_found_where_thoughts_of_earlier_turns_are_left_out(
 
 @pytest.mark.parametrize("name", ["deepseek_r1_distill", "gptoss", "phi3"])
 def test_answers_that_are_not_found_are_refused(name: str) -> None:
-    """Their last answer ends, or is asked for, otherwise than the earlier ones."""
+    """Templates render the last answer's end or header differently from earlier ones."""
     tokenizer = tokenizer_of("byte-level BPE", "$A", model_template(name))
     with pytest.raises(ValueError, match="the assistant's part cannot be found"):
         ChatTemplate(tokenizer).document(Chat(TURNS), assistant_only=True)

@@ -1,6 +1,6 @@
-"""Rows with classes: which columns they are in, their numbers, and what becomes a sample.
+"""Rows with classes: columns, numbers of classes, and samples.
 
-The tokenizer of these tests puts a token of its own in front, as its model wants it.
+The tokenizer of these tests puts a token in front of a text, as its model expects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Documents: what columns mean, what stands between documents, how they fill samples."""
+"""Documents: meaning of columns, separators, and samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WRAPPED: dict[str, Any] = {"packing": True, "packing_strategy": PackingStrategy.
 
 
 def rows(data: Dataset, length: int = 2) -> list[list[int]]:
-    """Words of each sample of up to `length` tokens."""
+    """Return the tokens of each sample of up to `length` tokens."""
     return [
         [word for word in row if word != NO_TOKEN]
         for row in data.samples(length, VOCAB).tokens.tolist()
@@ -36,7 +36,7 @@ def rows(data: Dataset, length: int = 2) -> list[list[int]]:
 
 
 def ids(data: Dataset, length: int = 4) -> list[int]:
-    """Words of all samples, one behind the other."""
+    """Return the tokens of all samples, concatenated."""
     return [word for row in rows(data, length) for word in row]
 
 
@@ -78,7 +78,7 @@ def test_messages_are_put_into_the_models_template(words: Words) -> None:
 
 
 def test_what_a_table_filled_up_is_no_part_of_a_message(words: Words) -> None:
-    """As Parquet does, where some messages of a column have more fields than others."""
+    """Parquet fills missing fields of messages with null."""
     template = "{% for m in messages %}{{ 'tools' in m }}{% endfor %}"
     row = {"messages": [{"role": "user", "content": "w1", "tools": None}]}
     form = form_of(row, ReadOptions(), words(chat=template), "data")
@@ -183,9 +183,9 @@ def test_a_tokenizer_without_an_end_needs_a_separator(
 def test_documents_begin_by_what_the_tokenizer_puts_in_front(
     opened: Opened, jsonl: Jsonl, words: Words, row: dict[str, Any], expected: list[int]
 ) -> None:
-    """EleutherAI/lm-evaluation-harness#1465, unslothai/notebooks#251: training had no BOS.
+    """Regression: EleutherAI/lm-evaluation-harness#1465, unslothai/notebooks#251 (no BOS).
 
-    A chat's template writes its own, as in huggingface/trl#1400.
+    A chat template writes its own, as in huggingface/trl#1400.
     """
     assert rows(opened(jsonl(row), tokenizer=words(chat=CHAT)), 6) == [expected]
 
@@ -197,7 +197,7 @@ def test_documents_begin_by_what_the_tokenizer_puts_in_front(
 def test_training_and_generation_put_the_same_in_front_and_one_end(
     opened: Opened, jsonl: Jsonl, words: Words, single: str, begin: list[int]
 ) -> None:
-    """h2oai/h2o-llmstudio#636: what the tokenizer puts behind a text is no second end."""
+    """Regression: h2oai/h2o-llmstudio#636 (a second end behind the text)."""
     tokenizer = words(single=single)
     data = opened(jsonl({"text": "w1"}), tokenizer=tokenizer)
     assert (
@@ -434,7 +434,7 @@ def test_an_option_that_means_nothing_for_the_data_is_refused(
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same rows as Parquet, Arrow, a saved dataset and one with splits."""
+    """Return the same rows as Parquet, Arrow, a saved dataset and one with splits."""
     import datasets
 
     place = tmp_path_factory.mktemp("stored")
@@ -511,7 +511,7 @@ def test_what_no_path_has_may_be_on_the_hub(
 def test_rows_of_the_hub_are_read_as_they_come(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library answers from memory here; what it is asked is what the hub would be asked."""
+    """The library answers from memory; its requests are those that the hub would get."""
     import datasets
 
     asked: list[tuple[object, ...]] = []

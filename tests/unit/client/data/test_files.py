@@ -1,4 +1,4 @@
-"""Which files are meant, and plain text that is a table."""
+"""Selection of files, and tables that are named like plain text."""
 
 from __future__ import annotations
 

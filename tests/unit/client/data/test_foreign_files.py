@@ -1,4 +1,4 @@
-"""Files as other people have them: each is read right, or refused in one line that says how.
+"""Files from other tools are read correctly, or refused in one line with a remedy.
 
 Sources of the kinds: facebookresearch/pytext#376, databendlabs/databend#6650 and
 nerdai/llms-from-scratch-rs#142 (quotes in TSV); allenai/c4 and RedPajama (`.json.gz`,

@@ -1,4 +1,4 @@
-"""Documents that are held out of the training data."""
+"""Held-out documents of the training data."""
 
 import pytest
 from hypothesis import given

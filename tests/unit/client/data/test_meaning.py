@@ -35,7 +35,7 @@ INSTRUCTION = {"instruction": "w1", "output": "w2"}
 
 
 def with_key(index: int, **key: object) -> dict[str, Any]:
-    """Give one message of a chat another key."""
+    """Add a key to one message of a chat."""
     turns: list[dict[str, object]] = [dict(turn) for turn in TURNS]
     turns[index] |= key
     return {"messages": turns}

@@ -1,4 +1,4 @@
-"""Several datasets as one: the order that `datasets` draws, and what each one gives."""
+"""Mixtures of datasets: the order that `datasets` draws, and the share of each."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def table(path: Path, word: str, count: int) -> str:
 
 
 def words_of_samples(tokens: TokenArray) -> list[int]:
-    """The word of each sample that says which table it is of, behind the tokenizer's beginning."""
+    """Return the token of each sample that identifies its table."""
     return [int(token_ids_of(row)[1]) for row in tokens]
 
 
 @pytest.fixture
 def mixed(tmp_path: Path, words: Words) -> Callable[..., Any]:
-    """`mixed(mixing, limit=...)`: samples of twelve rows of w1 and five of w2."""
+    """Return a function that mixes twelve rows of w1 and five rows of w2."""
 
     def read(mixing: Mixing, limit: int | None = None, **options: Any) -> Any:
         paths = [table(tmp_path / "a.jsonl", "w1", 12), table(tmp_path / "b.jsonl", "w2", 5)]

@@ -1,4 +1,4 @@
-"""Best-fit packing loses no document, cuts none, and packs as TRL does."""
+"""Best-fit packing loses and splits no document, and equals TRL's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GROUP = 7
 
 
 def next_fit(lengths: Sequence[int]) -> int:
-    """Samples that documents need which are packed as they come."""
+    """Return the number of samples if documents are packed in their order."""
     count, room = 0, 0
     for length in lengths:
         if length > room:
@@ -47,13 +47,13 @@ def rows_of(documents: Sequence[Words], group_size: int = GROUP) -> Words:
 
 
 def documents_of(lengths: Sequence[int]) -> list[Words]:
-    """Whose tokens are numbered, so that each is known again."""
+    """Return documents whose tokens are numbered consecutively."""
     ends = np.cumsum([0, *lengths])
     return [words_of(np.arange(start, end)) for start, end in pairwise(ends)]
 
 
 def parts_of(row: Words) -> list[list[int]]:
-    """Token ids of each document in a sample."""
+    """Return the token ids of each document in a sample."""
     ids = token_ids_of(row)
     return [part.tolist() for part in np.split(ids, np.flatnonzero(starts_in(row)))]
 
@@ -121,7 +121,7 @@ def _of_trl(documents: Sequence[Words], strategy: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("strategy", "longest"), [("bfd", SEQ_LENGTH), ("bfd_split", 60)])
 def test_packs_are_those_of_trl(strategy: str, longest: int) -> None:
-    """Token by token and in the same order, over more than one group of documents."""
+    """Compare all tokens in order, over more than one group of documents."""
     random = np.random.default_rng(5)
     documents = documents_of(random.integers(1, longest + 1, 2300).tolist())
     layout = layout_of(PackingStrategy.BFD, SEQ_LENGTH)

@@ -1,4 +1,4 @@
-"""Plain text: one document, as it is; its samples are those of before there were other formats."""
+"""Plain text: one unchanged document, whose samples are those of the first version."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_text_shorter_than_a_sample_is_refused_with_its_length(
 def test_a_job_of_plain_text_has_the_samples_that_it_always_had(
     sample: SampleInput, tmp_path: Path, held_out: bool, limit: int | None
 ) -> None:
-    """The whole text in one piece, cut; little-endian; ids are places in it."""
+    """Check that the whole text is cut into little-endian rows of ids."""
     (tmp_path / "texts").mkdir()
     parts = [Path(sample.train_file).read_bytes(), b"\r\n\xef\xbb\xbf  tail \n\n"]
     for number, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Rows of JSON, CSV and lines: as they stand in the file, with their place."""
+"""Rows of JSON, CSV and lines have the file's values and their location."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_json_lines_are_rows_with_their_place(tmp_path: Path) -> None:
 
 
 def test_nothing_is_made_of_values(tmp_path: Path) -> None:
-    """No dates, no numbers, nothing missing: what looks like one may be a text."""
+    """Text that looks like a date, a number or a missing value stays text."""
     json_row = {"a": "2020-01-01", "b": "NA", "c": "007", "d": None}
     assert values_of(tmp_path, DataFormat.JSONL, json.dumps(json_row)) == [json_row]
     row = {"a": "2020-01-01", "b": "NA", "c": "007", "d": ""}

@@ -1,4 +1,4 @@
-"""Token ids as samples on the disk."""
+"""Samples of token ids on disk."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ def test_dolly_is_an_instruction(words: Words) -> None:
 
 
 def test_system_and_history_stand_in_front_of_an_instruction(words: Words) -> None:
-    """As LLaMA-Factory's template `alpaca` puts them; it learns answers of the past, too."""
+    """Compare with LLaMA-Factory's template `alpaca`, which also learns earlier answers."""
     row = {
         "instruction": "w5",
         "input": "w6",

@@ -1,4 +1,4 @@
-"""Parquet, Arrow and saved datasets: rows as the JSON lines hold them that they were made of.
+"""Parquet, Arrow and saved datasets give the rows of the JSON lines that they were made of.
 
 Sources of the kinds: huggingface/trl#3597 and #6259, PrimeIntellect-ai/prime-rl#885,
 NovaSky-AI/SkyRL#1675 and LLaMA-Factory's `glaive_toolcall_en_demo.json` (keys that a table fills up

@@ -1,4 +1,4 @@
-"""Three tokenizers of different make, trained on the spot."""
+"""Tokenizers of three kinds, trained on the spot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
 
 
 def _byte_level() -> Tokenizer:
-    """As GPT-2's and Llama-3's: bytes, and a space belongs to the word behind it."""
+    """Byte-level BPE as in GPT-2 and Llama-3; a space belongs to the word behind it."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -40,7 +40,7 @@ def _byte_level() -> Tokenizer:
 
 
 def _prefix_space() -> Tokenizer:
-    """As Llama-2's by sentencepiece: a space in front of a text, written as `▁`."""
+    """BPE as in Llama-2 (sentencepiece): a space, written as `▁`, in front of a text."""
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     made.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -60,7 +60,7 @@ def _prefix_space() -> Tokenizer:
 
 
 def _word_piece() -> Tokenizer:
-    """As BERT's: lower case, no spaces, and `##` in front of the rest of a word."""
+    """WordPiece as in BERT: lower case, no spaces, and `##` in front of the rest of a word."""
     made = Tokenizer(models.WordPiece(unk_token="<unk>"))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -82,12 +82,12 @@ MAKES: dict[str, Callable[[], Tokenizer]] = {
 def tokenizer_of(
     make: str, single: str = "$A", template: str | None = None
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer.
+    """Return a tokenizer.
 
     Args:
-        make: one of `MAKES`.
-        single: the special tokens around a text, as "<s> $A".
-        template: of chats.
+        make: Kind, one of `MAKES`.
+        single: Template of special tokens around a text, such as "<s> $A".
+        template: Chat template.
     """
     raw = MAKES[make]()
     raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])

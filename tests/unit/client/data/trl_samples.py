@@ -1,4 +1,4 @@
-"""What TRL makes of rows, by its own preparation and collator: nothing is trained."""
+"""Samples by TRL's own preparation and collator; nothing is trained."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Sample(NamedTuple):
-    """One sample as a model takes it.
+    """Sample as the model receives it.
 
     Attributes:
-        ids: its tokens.
-        learned: the places whose token is learned, but for the first place, which nothing predicts.
-        positions: of each token in its document, as far as the sample tells.
+        ids: Token ids.
+        learned: Indices of learned tokens, without the first, which nothing predicts.
+        positions: Position of each token in its document, as far as the sample determines it.
     """
 
     ids: list[int]
@@ -30,7 +30,7 @@ class Sample(NamedTuple):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let TRL and transformers warn of what they will remove."""
+    """Ignore deprecation warnings of TRL and transformers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -39,13 +39,15 @@ def quiet() -> Iterator[None]:
 def trl_samples(
     rows: Rows, tokenizer: PreTrainedTokenizerFast, *, max_length: int, **options: Any
 ) -> list[Sample]:
-    """Prepare rows as `SFTTrainer` does, and collate them in one batch; nothing learned, no sample.
+    """Prepare rows as `SFTTrainer` does, and collate them in one batch.
+
+    Samples without learned tokens are left out.
 
     Args:
-        rows: in one of TRL's formats.
-        tokenizer: of the model.
-        max_length: tokens of a sample.
-        options: of `SFTConfig`.
+        rows: Rows in one of TRL's formats.
+        tokenizer: Tokenizer of the model.
+        max_length: Maximum number of tokens of a sample.
+        options: Options of `SFTConfig`.
 
     Raises:
         RuntimeError, ValueError: TRL refuses the rows or the options.
