@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MODULE = Path("swarm_ft/api/keywords.py")
-HEAD = '''"""Options of calls as keywords with types; made of their declarations, by `make docs`.
+HEAD = '''"""Keywords of calls with their types, written by `make reference` from the declarations.
 
-`docs/options.md` says what each is for. Words stand for values that have words, as "lora".
+`docs/reference/options.md` describes each. Words stand for values that have words, as "lora".
 """
 
 from __future__ import annotations

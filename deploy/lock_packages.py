@@ -32,8 +32,10 @@ from pip._internal.models.index import PyPI
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
-PACKAGE, TOOLS = (ROOT / "deploy" / name for name in ("locked.txt", "locked-tools.txt"))
-FIRST_TOOL = "# --- tools"
+PACKAGE, TOOLS, DOCS = (
+    ROOT / "deploy" / name for name in ("locked.txt", "locked-tools.txt", "locked-docs.txt")
+)
+SECTIONS = "# --- tools", "# --- docs"
 FORMAT = "application/vnd.pypi.simple.v1+json"
 PYTHONS = {"cp311", "cp312", "cp313", "py3"}
 SYSTEMS = re.compile(r"any|manylinux.*_(x86_64|aarch64)|macosx.*|win_amd64")
@@ -44,24 +46,26 @@ NO_LOCK = "t"
 
 
 def main() -> None:
-    """Write both files."""
-    package, tools = _pinned(CONSTRAINTS.read_text(encoding="utf-8"))
-    here = _taken_here([*package, *tools])
-    for path, pins in ((PACKAGE, package), (TOOLS, tools)):
+    """Write the three files."""
+    parts = _pinned(CONSTRAINTS.read_text(encoding="utf-8"))
+    here = _taken_here([pin for part in parts for pin in part])
+    for path, pins in zip((PACKAGE, TOOLS, DOCS), parts, strict=True):
         lines = [line for pin in pins for line in _locked(pin, here)]
         header = f"# Written by {Path(__file__).relative_to(ROOT)}; see there.\n"
         path.write_text(header + "\n".join(lines) + "\n", encoding="utf-8")
         sys.stdout.write(f"{path.relative_to(ROOT)}: {len(pins)} packages\n")
 
 
-def _pinned(text: str) -> tuple[list[str], list[str]]:
-    """What the package needs, and what its tools do; `NAME==VERSION` each."""
-    parts = text.partition(FIRST_TOOL)
-    package, tools = (
+def _pinned(text: str) -> list[list[str]]:
+    """Return the pins of the package, of its tools and of the docs site; `NAME==VERSION` each."""
+    parts = []
+    for section in SECTIONS:
+        before, _, text = text.partition(section)
+        parts.append(before)
+    return [
         [line.strip() for line in part.splitlines() if "==" in line and not line.startswith("#")]
-        for part in (parts[0], parts[2])
-    )
-    return package, tools
+        for part in (*parts, text)
+    ]
 
 
 def _taken_here(pins: list[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What Linux, macOS and Windows do not have in common, and what serves where it is missing.
 
 Linux' own way comes first in each function. It is asked for when it is needed, and not by the
-system's name, so that tests run the other ways here (docs/systems.md says which).
+system's name, so that tests run the other ways here (docs/reference/systems.md says which).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Options of calls as keywords with types; made of their declarations, by `make docs`.
+"""Keywords of calls with their types, written by `make reference` from the declarations.
 
-`docs/options.md` says what each is for. Words stand for values that have words, as "lora".
+`docs/reference/options.md` describes each. Words stand for values that have words, as "lora".
 """
 
 from __future__ import annotations

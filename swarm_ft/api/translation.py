@@ -494,12 +494,13 @@ class _Translation:
         self._columns = columns
 
     def _row_type_of(self, name: Any, entry: Mapping[str, Any]) -> None:
-        """Check that columns are of this type: they decide the rows' meaning (docs/data.md)."""
+        """Check that columns are of this type: they decide the rows' meaning."""
         row_type = ROW_TYPES.get(name) if isinstance(name, str) else None
         if row_type is None:
             known = ", ".join(ROW_TYPES)
             self._refuse(
-                f"expected one of {known}, got {shown(name)}; column: maps others (docs/data.md)"
+                f"expected one of {known}, got {shown(name)}; "
+                "column: maps others (docs/how-to/prepare-data.md)"
             )
             return
         if self._row_type not in (None, row_type):

@@ -28,7 +28,7 @@ DEFAULT_CODECS = (
 )
 _GIGA = 1e9
 _CHANNELS_A_DIRECTION = 16
-"""Where codes go along directions: about what changes of activations have (docs/quality.md)."""
+"""Channels a direction of the tensors, about as changes of activations have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class BatchEncoder(_End):
     """The sending end of one way over a boundary.
 
     Args:
-        codec: as `--fw` and `--bw` take it (docs/codecs.md).
+        codec: as `--fw` and `--bw` take it (docs/reference/codecs.md).
         direction: of activations, or of gradients.
         key: codec of a sample's first frame, if `codec` sends changes.
         buffers: this end's own; one with all bytes it wants, if None.

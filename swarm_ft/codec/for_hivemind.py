@@ -24,7 +24,7 @@ class CodecCompression(CompressionBase):  # type: ignore[misc] # hivemind has no
     """Tensors by a codec that builds on nothing: q8, q4+z, hq4, top10, fp16, ...
 
     Args:
-        codec: as `--bw` takes it (docs/codecs.md), without feedback.
+        codec: as `--bw` takes it (docs/reference/codecs.md), without feedback.
         number: of hivemind's, that messages carry.
 
     Raises:

@@ -3,7 +3,7 @@
 It holds where the coordinator is, the fingerprint of the authority's key, and a secret from which
 both sides derive the same key. The newcomer signs a certificate for its own key with that one, and
 shows it to the coordinator as all others show theirs: TLS proves that it has the secret, which goes
-over no wire, and that the coordinator is the one that invited (docs/security.md).
+over no wire, and that the coordinator is the one that invited (docs/explanation/security.md).
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class Dataset:
     def describe(self) -> list[str]:
         """What it is, what its columns mean, and its first document, for people.
 
-        What TRL would make of it otherwise follows; docs/data.md has the table.
+        What TRL would make of it otherwise follows; docs/how-to/prepare-data.md has the table.
         """
         first = [f"{self.source}: {self._words}", f"  the first document{self._first}"]
         return first + [f"  {note}" for note in self._notes]

@@ -395,7 +395,7 @@ def _joined_chat(row: Row, made_of: _Source, *roles: str) -> Chat:
 
 
 def _chat_notes(row: Row, made_of: _Source, template: ChatTemplate, *roles: str) -> list[str]:
-    """Differences to TRL's document of a row; docs/data.md has them all."""
+    """Differences to TRL's document of a row; docs/how-to/prepare-data.md has them all."""
     fields, chat = Fields(row, made_of.columns), _joined_chat(row, made_of, *roles)
     renamed = {k: v for role in roles for k, v in renamed_roles(fields, role).items()}
     notes = []

@@ -2,7 +2,7 @@
 
 Line by line and by the standard library, so that a row is what the file says and an error names
 its line. (`datasets` makes dates of text that looks like one, nothing of `NA` in a CSV, and 7 of
-`007`; docs/data.md.)
+`007`; docs/how-to/prepare-data.md.)
 """
 
 from __future__ import annotations

@@ -363,7 +363,7 @@ def signed(seed: int) -> int:
 _STREAMS = 8
 _BLOCK = 256
 """Codes of each stream, in a program: on an H200 what packs takes two thirds of the time that it
-does with 512 (docs/gpu.md)."""
+does with 512 (benchmarks/reports/gpu.md)."""
 
 
 @triton.jit

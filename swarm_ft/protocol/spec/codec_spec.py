@@ -183,7 +183,7 @@ class CodecSpec:
 
     @property
     def usual_bits(self) -> float:
-        """Of a value, of codecs along directions: what they took in docs/quality.md, about.
+        """Bits of a value; for codecs along directions the mean in benchmarks/reports/quality.md.
 
         At constant quality a change takes fewer bits the less it moves; these are means over runs.
         """
@@ -305,7 +305,7 @@ def _kin(spec: CodecSpec) -> str:
 
 
 def _at_its_best(spec: CodecSpec, direction: Direction) -> CodecSpec:
-    """A spec that names no axis stands for what the study in docs/quality.md found best."""
+    """Return the spec with the axis that was best in benchmarks/reports/quality.md."""
     if direction is Direction.BACKWARD:
         return replace(spec, axis=Axis.TOKEN, dither=spec.dither or spec.entropy)
     if spec.is_constant_quality:

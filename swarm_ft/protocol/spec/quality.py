@@ -2,9 +2,9 @@
 
 Now and then the samples of a step are computed without compression as well, by the same weights.
 What compression adds to their loss there foretells what it adds to the loss that training ends
-with; docs/quality.md has how well. The step of the quantiser, in the activations' own spread,
-follows it: coarser while less is lost than was asked for, finer where more is. What the codec of
-gradients costs is not measured on the way: it follows from what is asked, by a table.
+with; benchmarks/reports/quality.md has how well. The step of the quantiser, in the activations'
+own spread, follows it: coarser while less is lost than was asked for, finer where more is. What
+the codec of gradients costs is not measured on the way: it follows from what is asked, by a table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What compression costs a kind of training, as shares of the perplexity (docs/quality.md).
+    """Costs of compression for a kind of training, as shares of the perplexity.
 
     Attributes:
         a_nat: for each nat that compression adds to the loss of a step, on average over a run:

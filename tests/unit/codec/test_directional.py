@@ -1,6 +1,6 @@
 """Codes along a learned basis: error and bytes, odd tensors, missing bases, hostile payloads, bits.
 
-How small the frames are is measured elsewhere (docs/quality.md); here only that the directions pay.
+The study measures how small the frames are (benchmarks/reports/quality.md).
 """
 
 import math

@@ -74,7 +74,7 @@ COMPUTED_APART = {
     "xglm",
     "xlstm",
 }
-"""Families of which docs/models.md says so."""
+"""Families of which docs/reference/models.md says so."""
 NOISE_FACTOR = 8.0
 """Gradients may differ by so many times what two batchings without packing differ by.
 
@@ -184,7 +184,7 @@ def test_every_family_trains_packed_samples(tmp_path: Path, train: TrainSpec, fa
 
 
 def test_families_are_named_in_the_docs() -> None:
-    page = Path("docs/models.md").read_text(encoding="utf-8")
+    page = Path("docs/reference/models.md").read_text(encoding="utf-8")
     (line,) = (line for line in page.splitlines() if line.startswith("Documents apart: "))
     assert {name.strip("`.") for name in line.split(": ")[1].split(", ")} == COMPUTED_APART
 

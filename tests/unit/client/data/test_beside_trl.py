@@ -1,7 +1,7 @@
 """TRL is the measure: what its own preparation makes of rows is what we make of them.
 
 Data is drawn; the formats are those of https://huggingface.co/docs/trl/dataset_formats. Differences
-that stand are in docs/data.md, each with a test here.
+that stand are in docs/how-to/prepare-data.md, each with a test here.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def test_samples_are_those_of_trl(
     assert our_samples(rows, tokenizer, tmp_path, **given) == trl_samples(rows, tokenizer, **given)
 
 
-# ---- differences, each of which is in docs/data.md and is printed when it applies
+# ---- differences, each of which is in docs/how-to/prepare-data.md and is printed when it applies
 
 
 def test_an_end_that_the_tokenizer_puts_itself_stands_once(tmp_path: Path) -> None:

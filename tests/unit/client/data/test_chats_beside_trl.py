@@ -115,7 +115,7 @@ def test_chats_are_those_of_trl(tmp_path: Path, name: str, make: str) -> None:
 def test_all_tokens_of_an_answers_last_letter_are_learned(tmp_path: Path) -> None:
     """transformers marks the first alone: Llama-2's tokenizer makes two of a line behind a mark.
 
-    The client prints that, see docs/data.md.
+    The client prints that, see docs/how-to/prepare-data.md.
     """
     ours, theirs, tokenizer = both("tool calls, marked", "prefix space", tmp_path)
     for our, their in zip(ours, theirs, strict=True):
