@@ -1,4 +1,4 @@
-"""The attacks on a swarm in this process, by their numbers in docs/explanation/security.md.
+"""The attacks on a swarm in this process, by their numbers in benchmarks/reports/security.md.
 
 Each is made by whoever could still make it: where keys keep strangers out, by members.
 """
