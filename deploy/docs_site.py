@@ -7,7 +7,6 @@ commands, made of the commands themselves; the Python API, made of `swarm_ft/__i
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 import textwrap
@@ -22,8 +21,11 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 DOCS, REPORTS = "docs", "benchmarks/reports"
 PICTURES = {".png", ".svg"}
+WIDTH = 88
+"""Columns of a command's help."""
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _EXPORT = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
+_CODE = re.compile(r"`[^`\n]+`")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 CLI_HEAD = """\
 # Commands
@@ -70,7 +72,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links to where the site has their targets."""
     parts = _FENCED.split(markdown)
-    parts[::2] = [with_site_links(part, page.file.src_uri) for part in parts[::2]]
+    uri = page.file.src_uri
+    parts[::2] = [with_plain_pipes(with_site_links(part, uri)) for part in parts[::2]]
     return "".join(parts)
 
 
@@ -95,6 +98,11 @@ def with_site_links(text: str, uri: str) -> str:
         return f"{mark}[{label}]({relative}{hash_}{anchor})"
 
     return _LINK.sub(moved, text)
+
+
+def with_plain_pipes(text: str) -> str:
+    """Return a page's text without the backslashes that GitHub needs before pipes in code."""
+    return _CODE.sub(lambda found: found[0].replace(r"\|", "|"), text)
 
 
 def _place_of(uri: str) -> str:
@@ -125,24 +133,23 @@ def cli_page() -> str:
     """Return the page of all commands: what `--help` prints, a section each."""
     from swarm_ft.cli.main import cli
 
-    os.environ["COLUMNS"] = "88"
-    sections = (_section(path, command) for path, command in _commands(cli, ("swarm-ft",)))
-    return "\n".join([CLI_HEAD, *sections])
+    return "\n".join([CLI_HEAD, *map(_section, _contexts(cli, "swarm-ft", None))])
 
 
-def _commands(
-    command: click.Command, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    yield path, command
+def _contexts(
+    command: click.Command, name: str, parent: click.Context | None
+) -> Iterator[click.Context]:
+    """Yield the context of a command and of all commands in it."""
+    settings = {"max_content_width": WIDTH, "terminal_width": WIDTH, **command.context_settings}
+    context = click.Context(command, parent=parent, info_name=name, **settings)
+    yield context
     if isinstance(command, click.Group):
-        context = click.Context(command, info_name=path[-1])
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
+        for each in command.list_commands(context):
+            found = command.get_command(context, each)
             if found is not None and not found.hidden:
-                yield from _commands(found, (*path, name))
+                yield from _contexts(found, each, context)
 
 
-def _section(path: tuple[str, ...], command: click.Command) -> str:
-    context = click.Context(command, info_name=" ".join(path), max_content_width=88)
-    text = textwrap.dedent(command.get_help(context)).strip()
-    return f"## `{' '.join(path)}`\n\n```text\n{text}\n```\n"
+def _section(context: click.Context) -> str:
+    text = textwrap.dedent(context.command.get_help(context)).strip()
+    return f"## `{context.command_path}`\n\n```text\n{text}\n```\n"
