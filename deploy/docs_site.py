@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
@@ -140,7 +141,8 @@ def _contexts(
     command: click.Command, name: str, parent: click.Context | None
 ) -> Iterator[click.Context]:
     """Yield the context of a command and of all commands in it."""
-    settings = {"max_content_width": WIDTH, "terminal_width": WIDTH, **command.context_settings}
+    widths = {"max_content_width": WIDTH, "terminal_width": WIDTH}
+    settings: dict[str, Any] = {**widths, **command.context_settings}
     context = click.Context(command, parent=parent, info_name=name, **settings)
     yield context
     if isinstance(command, click.Group):
