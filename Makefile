@@ -21,9 +21,10 @@ INPUTS := pyproject.toml constraints.txt $(LOCKED_TOOLS)
 # Stamps: touched once an installation is complete, and older than INPUTS when it is to be redone.
 PACKAGE := $(VENV)/.package-installed
 TOOLS := $(VENV)/.tools-installed
+DOCS := $(VENV)/.docs-installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo install test test-slow homes families faults hostile sim gpu check format proto docs compose clean
+.PHONY: help demo install test test-slow homes families faults hostile sim gpu check format proto reference docs compose clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -76,9 +77,12 @@ format: $(TOOLS) ## bring the code into form
 proto: $(TOOLS) ## generate swarm_ft/proto from proto/
 	PYTHON=$(BIN)/python deploy/generate_proto.sh
 
-docs: $(PACKAGE) ## write the table of docs/options.md, and keywords of programs, from the declarations
+reference: $(PACKAGE) ## write the options' table in docs/reference, and keywords of programs, from the declarations
 	$(BIN)/python -m deploy.option_reference
 	$(BIN)/python -m deploy.job_keywords
+
+docs: $(DOCS) reference ## build the docs site into build/site; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 compose: ## train with the swarm of docker-compose.yml
 	$(COMPOSE) up --build --exit-code-from client
@@ -101,3 +105,7 @@ $(TOOLS): $(INPUTS) | $(VENV)
 	$(PIP_INSTALL_LOCKED) $(addprefix -r ,$(LOCKED_TOOLS))
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $(PACKAGE) $@
+
+$(DOCS): deploy/locked-docs.txt $(TOOLS)
+	$(PIP_INSTALL_LOCKED) -r deploy/locked-docs.txt
+	@touch $@

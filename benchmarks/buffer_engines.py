@@ -1,4 +1,6 @@
-"""What to keep buffers in: a memory-mapped file, files of slots, LMDB, SQLite. See docs/buffers.md.
+"""Engines for buffers: a memory-mapped file, files of slots, LMDB, SQLite.
+
+The figures are in benchmarks/reports/buffers.md.
 
     python -m benchmarks.buffer_engines [--gigabytes 1] [--kilobytes 256]
 

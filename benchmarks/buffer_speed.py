@@ -3,7 +3,7 @@
     python -m benchmarks.buffer_speed [--shape 1024x1600] [--gigabytes 1] [--directory DIR] [--json]
 
 Counts hits, too: of a store that drops what the plan needs last, and of a cache that drops what was
-used longest ago. See docs/buffers.md.
+used longest ago. See docs/explanation/buffers.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a stage takes at a peer, by what trains and how the rest is held: rows of docs/memory.md.
+"""Memory of a stage at a peer, by what trains: rows of benchmarks/reports/memory.md.
 
     python -m benchmarks.memory_table
 

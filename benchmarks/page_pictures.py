@@ -1,6 +1,6 @@
 """The pictures of the page in the docs: a swarm at work, and a volunteer that leaves.
 
-    python -m benchmarks.page_pictures --out docs/watching
+    python -m benchmarks.page_pictures --out docs/images
 
 Coordinator, peers and clients are processes, as in `benchmarks.day`, and links have keys and caps.
 Two owners train; a volunteer comes, and leaves a while later: `desktop.png` is of the moment before
@@ -30,7 +30,7 @@ GOES = "!!document.querySelector('.peer.goes')"
 def main() -> None:
     """Draw them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("docs/watching"), help="a folder")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"), help="a folder")
     parser.add_argument("--keep", type=Path, help="a folder for logs and journal")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pictures-") as folder:

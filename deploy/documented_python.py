@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mypy import api
 
-PAGES = ("README.md", "docs/*.md")
+PAGES = ("README.md", "docs/**/*.md", "benchmarks/reports/*.md")
 EXAMPLES = "examples/*.py"
 _FENCE = "```python"
 _GIVEN = re.compile(r"<!-- python: (.*) -->")

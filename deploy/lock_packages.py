@@ -32,11 +32,10 @@ from pip._internal.models.index import PyPI
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
-FILES = tuple(
-    ROOT / "deploy" / name for name in ("locked.txt", "locked-client.txt", "locked-tools.txt")
-)
-FIRST_LINES = re.compile("^# --- (?:client|tools):.*$", re.MULTILINE)
-"""Lines of constraints.txt at which the parts for the second and third file begin."""
+NAMES = "locked.txt", "locked-client.txt", "locked-tools.txt", "locked-docs.txt"
+FILES = tuple(ROOT / "deploy" / name for name in NAMES)
+FIRST_LINES = re.compile("^# --- (?:client|tools|docs):.*$", re.MULTILINE)
+"""Lines of constraints.txt at which the parts for all files but the first begin."""
 FORMAT = "application/vnd.pypi.simple.v1+json"
 PYTHONS = {"cp311", "cp312", "cp313", "py3"}
 SYSTEMS = re.compile(r"any|manylinux.*_(x86_64|aarch64)|macosx.*|win_amd64")
@@ -58,7 +57,7 @@ def main() -> None:
 
 
 def pinned(text: str) -> list[list[str]]:
-    """Return `NAME==VERSION` of all packages: the package's own, the client's, the tools'."""
+    """Return `NAME==VERSION` of all packages: the package's own, client's, tools', docs site's."""
     return [
         [line.strip() for line in part.splitlines() if "==" in line and not line.startswith("#")]
         for part in FIRST_LINES.split(text)

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/models.md: `python -m deploy.model_table`."""
+"""Writes the tables of docs/reference/models.md: `python -m deploy.model_table`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm_ft.protocol.spec.tasks import CausalLm
 from swarm_ft.stage.architecture import anatomy_of
 from tests.families import COMPOSED, small_config
 
-PAGE = Path("docs/models.md")
+PAGE = Path("docs/reference/models.md")
 BEGIN = "<!-- by python -m deploy.model_table: begin -->\n"
 _COMPOSED = "its checkpoints are of a text model and others; expected one of the text model alone"
 

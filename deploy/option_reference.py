@@ -1,4 +1,4 @@
-"""Write the table of docs/options.md: `python -m deploy.option_reference`."""
+"""Write the table of docs/reference/options.md: `python -m deploy.option_reference`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from swarm_ft.client.options import JobOptions
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.options import Declared, declared
 
-PAGE = Path("docs/options.md")
-BEGIN = "<!-- from the declarations, by `make docs`: begin -->\n"
+PAGE = Path("docs/reference/options.md")
+BEGIN = "<!-- from the declarations, by `make reference`: begin -->\n"
 
 
 def with_table(page: str) -> str:

@@ -1,7 +1,7 @@
 """swarm-ft: fine-tune a Hugging Face transformer across volunteers' machines.
 
-docs/python.md describes what programs may use. Each name is imported when it is first used, so
-`import swarm_ft` takes no time.
+docs/how-to/python.md describes what programs may use. Each name is imported when it is first used,
+so `import swarm_ft` takes no time.
 """
 
 from __future__ import annotations

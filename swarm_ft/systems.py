@@ -1,7 +1,7 @@
 """Differences between Linux, macOS and Windows, and substitutes for what a system lacks.
 
 Each function tries Linux' own way first. It tests for the feature, and not for the system's name,
-so that tests can run the other ways here (docs/systems.md lists them).
+so that tests can run the other ways here (docs/reference/systems.md lists them).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     nice -n 19 python -m benchmarks.cola --wikitext DIR --cola DIR
 
 The first holds `wikitext2-valid.txt` and `wikitext2-test.txt`, the other `cola-train.tsv` and
-`cola-dev.tsv`. Nothing is fetched, and all is drawn from seeds. The figures: docs/quality.md.
+`cola-dev.tsv`. Nothing is fetched, and all is drawn from seeds. The figures are in
+benchmarks/reports/quality.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.quality.adapters FILE`: what adapters send, as tables of docs/quality.md.
+"""`python -m benchmarks.quality.adapters FILE`: bytes of adapters, as tables of a report.
+
+The tables are in benchmarks/reports/quality.md.
 
 FILE has records of `python -m benchmarks.quality --group adapters`, by `--task lm` and by
 `--task lora` with several `--set`s. Runs nothing.

@@ -4,7 +4,7 @@ Everything else of a peer is real: this takes the place of its engine alone (`st
 Tensors look like those of training as far as codecs can tell: values are normal, tokens differ in
 scale, and a sample's activation moves by `CHANGE` of its spread from one visit to the next, along
 directions of which a quarter of as many as there are channels have nine tenths of the energy
-(docs/quality.md). What an activation was foretells nothing of the change.
+(benchmarks/reports/quality.md). What an activation was foretells nothing of the change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results that `--json` wrote: read, and as the table of docs/performance.md.
+"""Results that `--json` wrote: read, and as the table of benchmarks/reports/performance.md.
 
     python -m benchmarks.slow_network.results RESULT.json ...
 

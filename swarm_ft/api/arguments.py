@@ -218,7 +218,7 @@ _SFT_CONFIG: Mapping[str, Decision] = {
     "router_aux_loss_coef": Honoured("router_aux_loss_coef"),
     "chat_template_path": Refused(TEMPLATE),
     "dataset_text_field": Honoured(),
-    "dataset_kwargs": Refused("the client tokenizes rows itself (docs/data.md)"),
+    "dataset_kwargs": Refused("the client tokenizes rows itself (docs/how-to/prepare-data.md)"),
     "dataset_num_proc": PLAIN,
     "eos_token": Refused(TOKENIZER, taken=("<EOS_TOKEN>",)),
     "pad_token": Ignored(default="<PAD_TOKEN>"),

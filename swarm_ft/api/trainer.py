@@ -433,7 +433,7 @@ _UNSUPPORTED = {
     "compute_metrics": METRICS,
     "preprocess_logits_for_metrics": METRICS,
     "compute_loss_func": _NO_CALLS,
-    "data_collator": "the client tokenizes and pads rows itself (docs/data.md)",
+    "data_collator": "the client tokenizes and pads rows itself (docs/how-to/prepare-data.md)",
     "formatting_func": "swarm={'template': 'Q: {question} A: {answer}'} formats rows, or map them",
     "optimizers": "args.optim and args.lr_scheduler_type choose them by name",
     "optimizer_cls_and_kwargs": "args.optim chooses one by name",

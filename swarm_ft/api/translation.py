@@ -495,13 +495,13 @@ class _Translation:
         self._columns = columns
 
     def _row_type_of(self, name: Any, entry: Mapping[str, Any]) -> None:
-        """Set the row type, which decides the meaning of columns (docs/data.md)."""
+        """Set the row type, which decides the meaning of columns (docs/how-to/prepare-data.md)."""
         row_type = ROW_TYPES.get(name) if isinstance(name, str) else None
         if row_type is None:
             known = ", ".join(ROW_TYPES)
             self._refuse(
                 f"expected one of {known}, got {shown(name)}; for other rows map columns with "
-                "column: (docs/data.md)"
+                "column: (docs/how-to/prepare-data.md)"
             )
             return
         if self._row_type not in (None, row_type):

@@ -28,7 +28,7 @@ DEFAULT_CODECS = (
 )
 _GIGA = 1e9
 _CHANNELS_A_DIRECTION = 16
-"""Channels per learned direction, about as for changes of activations (docs/quality.md)."""
+"""Channels per learned direction, about as for changes of activations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class BatchEncoder(_End):
     """Sending end of one direction of a boundary.
 
     Args:
-        codec: Codec as in `--fw` and `--bw` (docs/codecs.md).
+        codec: Codec as in `--fw` and `--bw` (docs/reference/codecs.md).
         direction: Direction: activations or gradients.
         key: Codec of a sample's first frame, if `codec` is a delta codec.
         buffers: Buffers of this end; None for an own set without limit.

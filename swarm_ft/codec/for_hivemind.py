@@ -25,7 +25,7 @@ class CodecCompression(CompressionBase):  # type: ignore[misc] # hivemind has no
     """hivemind compression by a direct codec: q8, q4+z, hq4, top10, fp16, ...
 
     Args:
-        codec: Codec as in `--bw` (docs/codecs.md), without feedback.
+        codec: Codec as in `--bw` (docs/reference/codecs.md), without feedback.
         number: hivemind's number of the compression, which messages carry.
 
     Raises:

@@ -4,7 +4,7 @@ An invitation holds the coordinator's addresses, the fingerprint of the authorit
 secret from which both sides derive the same key. The newcomer signs a certificate for its own key
 with the derived one, and shows it to the coordinator like any other certificate. TLS proves that
 the newcomer has the secret, which never crosses the wire, and that the coordinator is the one that
-invited it (docs/security.md).
+invited it (docs/explanation/security.md).
 """
 
 from __future__ import annotations

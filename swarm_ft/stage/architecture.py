@@ -127,7 +127,7 @@ def check_model_type(model_type: str, task: Task) -> None:
     if model_type not in head.class_names:
         raise BadModel(
             f"architecture '{model_type}': expected {head.words} of transformers builds, such as "
-            f"{head.examples}; docs/models.md has the others"
+            f"{head.examples}; docs/reference/models.md has the others"
         )
 
 

@@ -303,7 +303,7 @@ class StageEngine:
         if self.is_last and asks and not train.router_aux_loss_coef:
             _log.info(
                 "router-loss-left-out layers=%s: the config asks for the router's auxiliary loss; "
-                "this run trains without it (--router-aux-loss-coef, docs/models.md)",
+                "this run trains without it (--router-aux-loss-coef, docs/reference/models.md)",
                 self.layers,
             )
 

@@ -101,7 +101,7 @@ def test_ctrl_c_on_the_last_peer_of_a_stage_loses_no_step(
 
 
 def test_no_file_stays(shell: Shell) -> None:
-    """Walk the steps of docs/volunteering.md, "Leave, and uninstall".
+    """Walk the steps of docs/how-to/lend-a-machine.md, "Leave, and uninstall".
 
     The name is short: the path of the peer's socket has room for 107 letters.
     """

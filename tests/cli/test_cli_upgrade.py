@@ -1,4 +1,4 @@
-"""Each command of docs/upgrading.md, in its order, with a coordinator that runs and is stopped."""
+"""The commands of docs/how-to/upgrade.md in their order, with a coordinator that runs and stops."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 from swarm_ft.build import described_version
 from tests.cli.conftest import PACKAGE_DIR, RunHere, Shell
 
-PAGE = Path(PACKAGE_DIR) / "docs" / "upgrading.md"
+PAGE = Path(PACKAGE_DIR) / "docs/how-to/upgrade.md"
 JOURNAL = "swarm-ft-coordinator.db"
 QUIET = ("--host", "127.0.0.1", "--port", "0")
 

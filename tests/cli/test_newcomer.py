@@ -23,10 +23,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_grou
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 WATCHING, VOLUNTEERING = (
-    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    for name in ("watching", "volunteering")
+    (ROOT / "docs/how-to" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("watch", "lend-a-machine")
 )
-SECTION = "## Run a swarm on several machines"
+SECTION = "## Train with friends"
 TRAIN_S = 300.0
 NOTES_CHARS = 12_000
 LENT = (

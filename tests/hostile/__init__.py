@@ -1,6 +1,6 @@
 """Real attacks on real swarms: who may call what, and what 48 attacks come to.
 
-`python -m tests.hostile` runs them; docs/security.md says what is promised.
+`python -m tests.hostile` runs them; benchmarks/reports/security.md says what is promised.
 """
 
 import os

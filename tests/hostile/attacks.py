@@ -1,4 +1,4 @@
-"""The attacks on a swarm in this process, by their numbers in docs/security.md.
+"""The attacks on a swarm in this process, by their numbers in benchmarks/reports/security.md.
 
 Each is made by whoever could still make it: where keys keep strangers out, by members.
 """
@@ -727,7 +727,7 @@ async def package_hashes(scene: Scene) -> None:
 
 
 ROOT = Path(__file__).parents[2]
-LOCKED = ("locked.txt", "locked-client.txt", "locked-tools.txt")
+LOCKED = ("locked.txt", "locked-client.txt", "locked-tools.txt", "locked-docs.txt")
 
 
 def constraints() -> list[str]:

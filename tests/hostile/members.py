@@ -1,6 +1,6 @@
 """What members with good keys do to others: floods, places held for ever, addresses of others.
 
-By the numbers of docs/security.md. The attackers speak bare gRPC, or bare sockets.
+By the numbers of benchmarks/reports/security.md. The attackers speak bare gRPC, or bare sockets.
 """
 
 from __future__ import annotations

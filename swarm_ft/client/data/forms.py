@@ -395,7 +395,7 @@ def _joined_chat(row: Row, made_of: _Source, *roles: str) -> Chat:
 
 
 def _chat_notes(row: Row, made_of: _Source, template: ChatTemplate, *roles: str) -> list[str]:
-    """Return differences to TRL's document of a row; docs/data.md lists all of them."""
+    """Return differences to TRL's document of a row; see docs/how-to/prepare-data.md."""
     fields, chat = Fields(row, made_of.columns), _joined_chat(row, made_of, *roles)
     renamed = {k: v for role in roles for k, v in renamed_roles(fields, role).items()}
     notes = []

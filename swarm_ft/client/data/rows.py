@@ -2,7 +2,7 @@
 
 The standard library reads them line by line, so that values stay as written and errors name the
 line. (`datasets` turns text that looks like a date into a date, drops `NA` in a CSV, and reads
-`007` as 7; see docs/data.md.)
+`007` as 7; see docs/how-to/prepare-data.md.)
 """
 
 from __future__ import annotations

@@ -368,7 +368,7 @@ def signed(seed: int) -> int:
 _STREAMS = 8
 _BLOCK = 256
 """Codes of each stream in a program; on an H200 packing takes two thirds of the time of 512
-(docs/gpu.md)."""
+(benchmarks/reports/gpu.md)."""
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 The machine receives messages and returns effects; it knows no gRPC, no tensor and no clock. Both
 ends run the same machine: upstream sends FORWARD frames and receives BACKWARD ones, downstream the
 reverse. A session lives as long as one attempt of a run; streams may break and come back under
-it. Rules (docs/architecture.md, "A boundary is a protocol"):
+it. Rules (docs/explanation/protocol.md):
 
 - a frame has a unique key; a second arrival changes nothing and is acknowledged again;
 - at most the other side's window of frames is unacknowledged;

@@ -183,7 +183,7 @@ class CodecSpec:
 
     @property
     def usual_bits(self) -> float:
-        """Usual bits a value of codecs along directions, about, from docs/quality.md.
+        """Usual bits a value of codecs along directions, about, from benchmarks/reports/quality.md.
 
         At constant quality a smaller change takes fewer bits; these are means over runs.
         """
@@ -307,7 +307,7 @@ def _kin(spec: CodecSpec) -> str:
 
 
 def _at_its_best(spec: CodecSpec, direction: Direction) -> CodecSpec:
-    """Return a spec without an axis with the axis that the study in docs/quality.md found best."""
+    """Return the spec with the axis that was best in benchmarks/reports/quality.md."""
     if direction is Direction.BACKWARD:
         return replace(spec, axis=Axis.TOKEN, dither=spec.dither or spec.entropy)
     if spec.is_constant_quality:

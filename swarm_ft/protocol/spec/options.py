@@ -2,7 +2,7 @@
 
     batch_size: Annotated[int, Range(1, 65536), Option("Samples a step.")] = 8
 
-The command line, the checks of values and the reference in docs/options.md follow from that.
+The command line, the checks of values and docs/reference/options.md follow from that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Coarseness of activations' codes for a configured loss of quality. Pure.
 
 Now and then a step's samples are also computed without compression, by the same weights. The added
-loss there predicts the added loss at the end of training; docs/quality.md has how well. The
+loss there predicts the added loss at the end of training, see benchmarks/reports/quality.md. The
 quantiser's step, in multiples of the activations' spread, follows it: coarser while less is lost
 than allowed, finer while more is. The cost of the gradients' codec is not measured on the way: a
 table derives the codec from the allowed loss.
@@ -26,7 +26,7 @@ _MOST = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Costs of compression in a kind of training, as shares of the perplexity (docs/quality.md).
+    """Costs of compression in a kind of training, as shares of the perplexity.
 
     Attributes:
         a_nat: Share for each nat that compression adds to the loss of a step, on average over a

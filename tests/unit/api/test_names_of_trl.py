@@ -25,7 +25,7 @@ OTHERWISE = {
     "optim": "both are AdamW; fused is a matter of the device",
     "output_dir": "TRL has none that one could use",
 }
-"""Fields of `SwarmConfig` whose default is not `SFTConfig`'s; docs/python.md has them."""
+"""Fields of `SwarmConfig` whose default is not `SFTConfig`'s; docs/how-to/python.md has them."""
 
 
 @pytest.fixture(scope="module")

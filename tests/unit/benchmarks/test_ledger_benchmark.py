@@ -1,4 +1,4 @@
-"""What docs/buffers.md promises of the ledger, at its full size."""
+"""What docs/explanation/buffers.md promises of the ledger, at its full size."""
 
 from pathlib import Path
 

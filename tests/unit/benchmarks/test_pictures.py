@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 
 from benchmarks.flame_picture import Box, boxes, read_stacks
 from benchmarks.flame_picture import draw as draw_flames
-from benchmarks.slow_network.plots import by_system, draw
+from benchmarks.slow_network.plots import LINES, UNDER_ONE_BIT, by_system, draw
 from benchmarks.slow_network.results import read_rows
 from benchmarks.trace_picture import Bar, StepPicture, Way
 from benchmarks.trace_picture import draw as draw_step
@@ -81,6 +81,20 @@ def test_the_last_result_of_each_bandwidth_counts_and_other_work_is_left_out(
     assert list(speeds[ours]) == [10.0, 100.0]
     draw(systems, tmp_path / "throughput.png")
     assert (tmp_path / "throughput.png").stat().st_size > 1000
+
+
+RESULTS = Path(__file__).parents[3] / "benchmarks/reports/performance/results.json"
+
+
+def test_no_line_of_the_picture_is_above_its_limit() -> None:
+    systems = by_system(read_rows([RESULTS]))
+    assert set(LINES) <= set(systems)
+    fewest = systems[UNDER_ONE_BIT]
+    for name in LINES:
+        for mbps, found in systems[name].items():
+            assert found["samples_per_s"] <= found["limit_per_s"]
+            if mbps in fewest:
+                assert found["samples_per_s"] <= fewest[mbps]["limit_per_s"]
 
 
 STACKS = """\

@@ -31,7 +31,8 @@ def test_changes_have_a_size_and_directions() -> None:
 
 
 def test_where_all_trains_a_regime_has_the_name_that_published_runs_have() -> None:
-    first = (ROOT / "docs/quality/results.jsonl").read_text(encoding="utf-8").partition("\n")[0]
+    records = ROOT / "benchmarks/reports/quality/results.jsonl"
+    first = records.read_text(encoding="utf-8").partition("\n")[0]
     assert json.loads(first)["task"] == "lm"
     plain = Regime(cola_sentences=0, cola_tokens=0)
     assert plain.digest() == json.loads(first)["regime"]

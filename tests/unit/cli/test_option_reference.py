@@ -1,4 +1,4 @@
-"""docs/options.md says what is declared."""
+"""docs/reference/options.md says what is declared."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PAGE_HERE = Path(__file__).parents[3] / PAGE
 
 def test_the_page_is_not_stale() -> None:
     page = PAGE_HERE.read_text(encoding="utf-8")
-    assert page == with_table(page), "run `make docs`"
+    assert page == with_table(page), "run `make reference`"
 
 
 def test_every_option_of_a_job_has_a_row() -> None:

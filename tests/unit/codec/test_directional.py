@@ -1,6 +1,6 @@
 """Codes along a learned basis: error and bytes, odd tensors, missing bases, hostile payloads, bits.
 
-docs/quality.md has measured sizes of frames; these tests only show that the directions help.
+These tests only show that the directions help; benchmarks/reports/quality.md has sizes of frames.
 """
 
 import math

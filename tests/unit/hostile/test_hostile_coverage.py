@@ -50,7 +50,7 @@ IN_UNIT_TESTS = {
     44: "tests/unit/coordinator/test_recording.py",
     48: "tests/unit/coordinator/plan/test_sharing.py",
 }
-"""Attacks of docs/security.md that need no swarm, and where they are made."""
+"""Attacks of benchmarks/reports/security.md that need no swarm, and where they are made."""
 
 
 @pytest.mark.parametrize("name", IN_UNIT_TESTS.values())

@@ -1,7 +1,7 @@
 """Samples equal those that TRL's own preparation makes of the same rows.
 
 The data is random; the formats are those of https://huggingface.co/docs/trl/dataset_formats.
-Intended differences are listed in docs/data.md, each with a test here.
+Intended differences are listed in docs/how-to/prepare-data.md, each with a test here.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def test_samples_are_those_of_trl(
     assert our_samples(rows, tokenizer, tmp_path, **given) == trl_samples(rows, tokenizer, **given)
 
 
-# ---- differences, each of which is in docs/data.md and is printed when it applies
+# ---- differences, each of which is in docs/how-to/prepare-data.md and is printed when it applies
 
 
 def test_an_end_that_the_tokenizer_puts_itself_stands_once(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_chats_are_those_of_trl(tmp_path: Path, name: str, make: str) -> None:
 def test_all_tokens_of_an_answers_last_letter_are_learned(tmp_path: Path) -> None:
     """Check Llama-2's line break of two tokens, of which transformers marks only the first.
 
-    The client prints this difference, see docs/data.md.
+    The client prints this difference, see docs/how-to/prepare-data.md.
     """
     ours, theirs, tokenizer = both("tool calls, marked", "prefix space", tmp_path)
     for our, their in zip(ours, theirs, strict=True):
