@@ -29,6 +29,7 @@ from swarm_ft.errors import (
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.control import Stage, stages_of
+from swarm_ft.protocol.messages.enrolment import name_lookup
 from swarm_ft.protocol.messages.generation import (
     BeginText,
     FromStage,
@@ -151,7 +152,9 @@ async def generate(
         except _PeerFailed as failed:
             holding.drop(failed)
             chosen = holding.chosen()
-            on_trouble(f"{failed}; continuing at another peer")
+            name = name_lookup(status.names)(failed.peer)
+            words = str(failed).replace(failed.peer, name)
+            on_trouble(f"{words}; continuing at another peer")
 
 
 class _PeerFailed(Exception):

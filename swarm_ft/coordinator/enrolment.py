@@ -218,7 +218,7 @@ class Enrolment:
             self._logged_names.clear()
         self._logged_names.add(member.name)
         log = logger.info if is_new else logger.debug  # each command of a client enrols
-        log("%s %s enrolled from %s", member, shown, stream.remote)
+        log("%s %s (%s) enrolled from %s", member.role, shown, member.name, stream.remote)
         until_unix_s = certificate.not_valid_after_utc.timestamp()
         self.credentials.validity.certified(member.name, until_unix_s)
         if caller.role is not Role.NEWCOMER:

@@ -325,7 +325,7 @@ def test_anybody_joins_where_all_are_let_in(shell: Shell) -> None:
     assert shown.first_words()["invite"] == public
     anybody = shell.up("serve-stage", public)
     name = anybody.first_words()["peer"]
-    joined = coordinator.wait_for("err", f"peer {name} joined from")
+    joined = coordinator.wait_for("err", f"peer {default_name(name)} joined from")
     assert joined.endswith("layers auto (replica only, sees no tokens)")
     for process in (anybody, coordinator):
         assert process.interrupted() == 0, process.err
