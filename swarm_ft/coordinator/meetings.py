@@ -62,7 +62,7 @@ MAX_UNDER_WAY, MAX_WITH_ONE = 64, 16
 """Open meetings that a member requested: in all, and with one other member. Two peers may share
 four runs and keep a link for each, which is tried again every few seconds."""
 UNDER_WAY_S = 20.0
-"""How long a meeting counts as under way: both sides give up after 15 s."""
+"""Seconds for which a meeting counts as under way: both sides give up after 15 s."""
 MAX_TRIALS = 12
 """Newest peers that a joining peer tries to reach, so that placement knows the connectivity."""
 BUSY_MEETINGS = 128

@@ -146,8 +146,8 @@ class RelayRoll:
     def revoke(self, names: frozenset[str]) -> None:
         """Remove relays whose keys are revoked."""
         self._revoked = names
-        if gone := names & self._present.keys():
-            for name in gone:
+        if revoked := names & self._present.keys():
+            for name in revoked:
                 del self._present[name]
             self._changed()
 

@@ -357,8 +357,8 @@ class CoordinatorService:
 
     def take_heard(self) -> frozenset[str]:
         """Return the names of members that have called since the last time, or still do."""
-        heard, self._callers = self._callers, set()
-        return frozenset((heard | self._open_calls.keys()) - {""})
+        callers, self._callers = self._callers, set()
+        return frozenset((callers | self._open_calls.keys()) - {""})
 
     async def run(self) -> None:
         """Process the passage of time until cancelled.
@@ -573,9 +573,9 @@ class CoordinatorService:
         run = self._state.runs.get(run_id)
         if self._snapshots is None or run is None or run.phase > RunPhase.FINISHED:
             return
-        kept = [snapshot.step for snapshot in run.past.snapshots]
+        steps = [snapshot.step for snapshot in run.past.snapshots]
         try:
-            await asyncio.to_thread(self._snapshots.prune, run_id, kept)
+            await asyncio.to_thread(self._snapshots.prune, run_id, steps)
         except SwarmError as error:
             logger.warning("run %s: old snapshots cannot be removed: %s", run_id, error.message)
 
@@ -714,8 +714,8 @@ class CoordinatorService:
                     self._put(peer_id, Say(peer_id, reply))
                 case ContributionRequest():
                     self._handle(PeerSaid(peer_id, message))
-                    given = self._state.contribution_of(peer_id)
-                    self._put(peer_id, Say(peer_id, ContributionReport(given=given)))
+                    contribution = self._state.contribution_of(peer_id)
+                    self._put(peer_id, Say(peer_id, ContributionReport(given=contribution)))
                 case StepTimeline():
                     self._trace(peer_id, message)
                 case Machine():
@@ -886,7 +886,7 @@ class CoordinatorService:
 
         Args:
             run_id: Run to change.
-            forward, backward: as `--fw` and `--bw` take them; empty: as it is.
+            forward, backward: Codecs in the form of `--fw` and `--bw`; empty: no change.
 
         Raises:
             BadCodec: A codec does not exist, or cannot continue with the present buffers.

@@ -335,8 +335,8 @@ def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
 def _buffer_counts(run: Run, boundary: BlockIndex) -> BufferCounts:
     """Return the sum of all peers' reports of a boundary; former hosts count without buffers."""
     total = BufferCounts(boundary=boundary)
-    for peer, kept in run.measured.buffers.items():
-        counts = kept.get(boundary)
+    for peer, reported in run.measured.buffers.items():
+        counts = reported.get(boundary)
         if counts and boundary in ends_of(run, peer):
             total += counts
         elif counts:
@@ -450,15 +450,15 @@ class Watcher:
         else:
             self._queue.put_nowait(event)
 
-    def trace(self, told: PeerTimeline) -> None:
+    def trace(self, traced: PeerTimeline) -> None:
         """Queue a timeline; the next one counts those that a slow reader missed."""
-        timeline = told.timeline
+        timeline = traced.timeline
         if self._queue.qsize() >= MAX_QUEUED_TIMELINES:
             self._num_missed += len(timeline.spans) + timeline.num_dropped
             return
         dropped = min(timeline.num_dropped + self._num_missed, (1 << 32) - 1)
         self._num_missed = 0
-        self._queue.put_nowait(replace(told, timeline=replace(timeline, num_dropped=dropped)))
+        self._queue.put_nowait(replace(traced, timeline=replace(timeline, num_dropped=dropped)))
 
 
 class Watchers:

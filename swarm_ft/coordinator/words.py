@@ -282,11 +282,11 @@ def _moved(reason: Reason) -> str:
 
 
 def _layers_moved(reason: Reason) -> str:
-    gone, came = _both(reason.peers), _both(reason.others)
-    if gone and came:
-        change = f"moved from {gone} to {came}"
+    before, after = _both(reason.peers), _both(reason.others)
+    if before and after:
+        change = f"moved from {before} to {after}"
     else:
-        change = f"have {came} as a replica too" if came else f"lose the replica {gone}"
+        change = f"have {after} as a replica too" if after else f"lose the replica {before}"
     return f"layers {_layers(reason)} {change}"
 
 
@@ -410,6 +410,14 @@ def _snapshot_impossible(reason: Reason) -> str:
     return f"no snapshot can be written{why}"
 
 
+def _no_keeper(reason: Reason) -> str:
+    """Return the sentence; reasons of older journals have no number of peers that stay."""
+    layers = _layers(reason)
+    if reason.amount == 0:
+        return f"no peer stays that could keep layers {layers}"
+    return f"no peer that stays has room for layers {layers} (--keep-disk)"
+
+
 def _not_collected(reason: Reason) -> str:
     words = f"{reason.run_id}: its client has not fetched the result of layers {_layers(reason)}"
     if reason.amount is None:
@@ -520,7 +528,7 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
         f"no snapshot has the weights of step {r.step}, so they cannot be the best", r
     ),
     Kind.MANIFEST_FAILED: lambda r: _with_text("the coordinator cannot write its manifest", r),
-    Kind.NO_KEEPER: _of_layers("no peer that stays has room for", " (--keep-disk)"),
+    Kind.NO_KEEPER: _no_keeper,
     Kind.KEEPERS_GONE: _of_layers("no peer has", " of the snapshot any more"),
     # ---- a run goes back
     Kind.WENT_BACK: _went_back,

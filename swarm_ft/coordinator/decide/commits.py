@@ -101,15 +101,15 @@ def _save(turn: Turn, run: Run) -> Run:
     past, saving, step = run.past, run.saving, StepNumber(run.committed_steps)
     if past.last_commit is None:
         return run
-    asked = saving.asked
-    if asked is None or asked.step != step:
-        asked = Snapshot(
+    snapshot = saving.asked
+    if snapshot is None or snapshot.step != step:
+        snapshot = Snapshot(
             last_commit=past.last_commit, sent=past.sent, traffic=past.traffic, judged=past.judged
         )
-    saving = replace(saving, asked=asked, attempt=run.attempt.number)
+    saving = replace(saving, asked=snapshot, attempt=run.attempt.number)
     run = replace(run, saving=saving, keeping=replace(run.keeping, began_s=turn.now_s))
     turn.keep(run)
-    saved_layers = {stage.layers for stage in asked.stages}
+    saved_layers = {stage.layers for stage in snapshot.stages}
     for stage in run.computing:
         peers = [p for p in stage.peers if p in past.exported] or stage.peers  # once it is finished
         saves = next(filter(turn.state.carries, peers), peers[0])
@@ -136,13 +136,13 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved)
         return
     if not turn.state.carries(peer_id):
         return  # no peer on probation gets a request
-    asked = run.saving.asked
-    if asked is None or message.name.step != asked.step:
+    snapshot = run.saving.asked
+    if snapshot is None or message.name.step != snapshot.step:
         return  # a later snapshot took its place
     if isinstance(message, StageUnsaved):
         run = replace(run, saving=replace(run.saving, asked=None))
         failed = Reason(kind=ReasonKind.SAVE_FAILED, peers=(peer_id,), text=message.reason)
-        without_snapshot(turn, run, asked.step, failed)
+        without_snapshot(turn, run, snapshot.step, failed)
         return
     saved = SavedStage(
         layers=message.name.layers,
@@ -150,13 +150,14 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved)
         total_bytes=message.total_bytes,
         keepers=(peer_id,) if turn.state.num_keepers else (),
     )
-    asked = asked.with_stage(saved)
-    if turn.state.num_keepers or not has_all_stages(run, asked):  # `keeping` spreads saved stages
-        turn.keep(replace(run, saving=replace(run.saving, asked=asked)))
+    snapshot = snapshot.with_stage(saved)
+    # Where peers keep snapshots, `keeping` spreads the saved stages.
+    if turn.state.num_keepers or not has_all_stages(run, snapshot):
+        turn.keep(replace(run, saving=replace(run.saving, asked=snapshot)))
     else:
-        unlisted = (*run.saving.unlisted, asked)[-MAX_UNLISTED:]
+        unlisted = (*run.saving.unlisted, snapshot)[-MAX_UNLISTED:]
         turn.keep(replace(run, saving=replace(run.saving, asked=None, unlisted=unlisted)))
-        turn.effects.append(WriteSnapshot(run.run_id, run.spec, asked))
+        turn.effects.append(WriteSnapshot(run.run_id, run.spec, snapshot))
 
 
 def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
@@ -179,13 +180,13 @@ def whole(turn: Turn, run: Run, snapshot: Snapshot) -> None:
     # An older manifest may be written later; the newest snapshot counts.
     unlisted = tuple(other for other in run.saving.unlisted if other.step > snapshot.step)
     saving = replace(run.saving, unlisted=unlisted, failed=None)
-    kept = kept_snapshots(run, snapshot)
-    run = replace(run, past=replace(run.past, snapshots=kept), saving=saving)
+    snapshots = kept_snapshots(run, snapshot)
+    run = replace(run, past=replace(run.past, snapshots=snapshots), saving=saving)
     if run.moving is not None and run.moving.has_begun and run.moving.step < snapshot.step:
         turn.put(replace(run, moving=None))  # the new stages have a snapshot now
         run = turn.state.runs[run.run_id]
     turn.keep(run)
-    turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in kept)))
+    turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in snapshots)))
     complete = Reason(kind=ReasonKind.SNAPSHOT_COMPLETE, step=snapshot.step)
     turn.happened(EventKind.SNAPSHOT_WHOLE, run, reason=complete, to_step=snapshot.step)
     _make_room(turn, run)
@@ -536,22 +537,22 @@ def _move(turn: Turn, run: Run) -> None:
     moved, stages = moving.moved(run, run.moving), [stage.layers for stage in run.stages]
     turn.happened(EventKind.RUN_MOVED, run, reason=moved, to_step=run.committed_steps)
     staying = {assignment.peer_id for assignment in run.moving.assignments}
-    gone = [peer for peer in run.peers if peer not in staying]
+    leavers = [peer for peer in run.peers if peer not in staying]
     run = replace(moving.begun(run, turn.now_s), phase=RunPhase.WAITING, detail=moved)
     attempts.go_back(turn, run, moved, stages)
-    for peer in gone:
+    for peer in leavers:
         attempts.release(turn, run, peer, ReasonKind.RELEASED_MOVED)
 
 
 def _give(turn: Turn, run: Run, peers: Collection[PeerId]) -> None:
     """Release replicas to a run that can begin with them, see `sharing`."""
-    gone = [a.peer_id for a in run.attempt.assignments if a.peer_id in peers]
-    for peer in gone:
+    released = [a.peer_id for a in run.attempt.assignments if a.peer_id in peers]
+    for peer in released:
         run = without_state(run, peer)
     run = run.with_assignments(a for a in run.attempt.assignments if a.peer_id not in peers)
-    given = Reason(kind=ReasonKind.PEERS_GIVEN, peers=tuple(gone))
-    attempts.interrupt(turn, replace(run, detail=given))
-    for peer in gone:
+    reason = Reason(kind=ReasonKind.PEERS_GIVEN, peers=tuple(released))
+    attempts.interrupt(turn, replace(run, detail=reason))
+    for peer in released:
         attempts.release(turn, run, peer, ReasonKind.RELEASED_GIVEN)
 
 

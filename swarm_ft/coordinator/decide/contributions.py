@@ -27,14 +27,14 @@ def credit(turn: Turn, run: Run, step: PlannedStep, committed: StepCommitted) ->
         committed: Result of the commit.
     """
     known = dict(turn.state.contributions)
-    given = {
+    newest_sums = {
         peer: known.pop(peer, Contribution()) + one
         for peer, one in given_in(run, step, committed).items()
     }
-    known.update(given)  # those who gave last come last
+    known.update(newest_sums)  # those who gave last come last
     ranked = sorted(known, key=lambda peer: known[peer].samples)
     room = max(0, len(known) - MAX_CONTRIBUTIONS)
-    forgotten = tuple(peer for peer in ranked if peer not in given)[:room]
+    forgotten = tuple(peer for peer in ranked if peer not in newest_sums)[:room]
     for peer in forgotten:
         del known[peer]
     sent = {p: one for p, one in turn.state.sent_traffic.items() if p not in forgotten}
@@ -43,8 +43,8 @@ def credit(turn: Turn, run: Run, step: PlannedStep, committed: StepCommitted) ->
         contributions=MappingProxyType(known),
         sent_traffic=MappingProxyType(sent) if forgotten else turn.state.sent_traffic,
     )
-    newest = {peer: sent[peer] for peer in given if peer in sent}
-    turn.write(ContributionRecord(given, forgotten, newest))
+    newest = {peer: sent[peer] for peer in newest_sums if peer in sent}
+    turn.write(ContributionRecord(newest_sums, forgotten, newest))
 
 
 def count_sent(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:

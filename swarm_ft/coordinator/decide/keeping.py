@@ -23,6 +23,7 @@ from swarm_ft.coordinator.plan.keepers import (
     has_leaving_keepers,
     holders,
     lacks_keepers,
+    num_staying,
     stays,
     to_ask,
     wanted_stages,
@@ -92,7 +93,8 @@ def _look_whether_whole(turn: Turn, run: Run) -> None:
     without = replace(run, saving=replace(run.saving, asked=None))
     for stage in snapshot.stages:
         if not stays(turn.state, stage):
-            no_room = Reason(kind=ReasonKind.NO_KEEPER, layers=(stage.layers,))
+            staying = num_staying(turn.state)
+            no_room = Reason(kind=ReasonKind.NO_KEEPER, layers=(stage.layers,), amount=staying)
             commits.without_snapshot(turn, without, snapshot.step, no_room)
             _drop_others(turn, turn.state.runs[run.run_id])
             return
@@ -105,9 +107,9 @@ def _drop_others(turn: Turn, run: Run) -> None:
     """Have all members delete shards that the run no longer needs."""
     wanted = {snapshot.shard(run.run_id, stage) for snapshot, stage in wanted_stages(run)}
     keeping = run.keeping
-    asked = {shard: peers for shard, peers in keeping.asked.items() if shard in wanted}
-    refused = {shard: peers for shard, peers in keeping.refused.items() if shard in wanted}
-    keeping = replace(keeping, asked=MappingProxyType(asked), refused=MappingProxyType(refused))
+    requests = {shard: peers for shard, peers in keeping.asked.items() if shard in wanted}
+    refusals = {shard: peers for shard, peers in keeping.refused.items() if shard in wanted}
+    keeping = replace(keeping, asked=MappingProxyType(requests), refused=MappingProxyType(refusals))
     turn.keep(replace(run, keeping=keeping))
     for peer in turn.state.members:
         _tell_what_to_keep(turn, run.run_id, peer)
@@ -122,10 +124,10 @@ def said(turn: Turn, peer_id: PeerId, message: ShardKept | ShardLost) -> None:
     run = turn.state.runs.get(shard.name.run_id)
     if run is None:
         return
-    asked = run.keeping.asked.get(shard, frozenset())
-    if peer_id not in asked and not _keeps(run, shard, peer_id):
+    requested = run.keeping.asked.get(shard, frozenset())
+    if peer_id not in requested and not _keeps(run, shard, peer_id):
         return
-    run = _with_asked(run, shard, asked - {peer_id})
+    run = _with_asked(run, shard, requested - {peer_id})
     if isinstance(message, ShardLost):
         refused = run.keeping.refused.get(shard, frozenset()) | {peer_id}
         run = _with_refused(run, shard, refused)
@@ -136,10 +138,10 @@ def joined(turn: Turn, hello: PeerHello) -> None:
     """Update the keepers by a joining peer's inventory, and have it delete useless shards."""
     has, peer_id = set(hello.kept_shards), hello.peer_id
     for run in [run for run in turn.state.runs.values() if run.phase <= RunPhase.FINISHED]:
-        asked, refused = run.keeping.asked, run.keeping.refused
-        if any(peer_id in peers for peers in (*asked.values(), *refused.values())):
+        requests, refusals = run.keeping.asked, run.keeping.refused
+        if any(peer_id in peers for peers in (*requests.values(), *refusals.values())):
             keeping = replace(
-                run.keeping, asked=_without(asked, peer_id), refused=_without(refused, peer_id)
+                run.keeping, asked=_without(requests, peer_id), refused=_without(refusals, peer_id)
             )
             turn.keep(replace(run, keeping=keeping))
         for snapshot, stage in tuple(wanted_stages(run)):
@@ -185,19 +187,19 @@ def _keep_with(turn: Turn, run: Run, snapshot: Snapshot, stage: SavedStage) -> N
 
 def _lost(turn: Turn, run: Run, snapshot: Snapshot, stage: SavedStage) -> None:
     """Drop a snapshot that lacks this stage; a run that starts from it goes further back."""
-    gone = Reason(kind=ReasonKind.KEEPERS_GONE, layers=(stage.layers,))
+    reason = Reason(kind=ReasonKind.KEEPERS_GONE, layers=(stage.layers,))
     if snapshot == run.saving.asked:
         run = replace(run, saving=replace(run.saving, asked=None))
-        commits.without_snapshot(turn, run, snapshot.step, gone)
+        commits.without_snapshot(turn, run, snapshot.step, reason)
         return
     left = tuple(one for one in run.past.snapshots if one != snapshot)
     run = replace(run, past=replace(run.past, snapshots=left))
     turn.keep(run)
     turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in left)))
-    commits.without_snapshot(turn, run, snapshot.step, gone)
+    commits.without_snapshot(turn, run, snapshot.step, reason)
     begins_there = run.committed_steps == snapshot.step and run.past.trained_steps is None
     if begins_there and not run.attempt.assignments:
-        attempts.go_back(turn, turn.state.runs[run.run_id], gone, [stage.layers])
+        attempts.go_back(turn, turn.state.runs[run.run_id], reason, [stage.layers])
 
 
 def _keeps(run: Run, shard: KeptShard, peer_id: PeerId) -> bool:
@@ -208,13 +210,13 @@ def _keeps(run: Run, shard: KeptShard, peer_id: PeerId) -> bool:
 
 
 def _with_asked(run: Run, shard: KeptShard, peers: frozenset[PeerId]) -> Run:
-    asked = MappingProxyType({**run.keeping.asked, shard: peers})
-    return replace(run, keeping=replace(run.keeping, asked=asked))
+    requests = MappingProxyType({**run.keeping.asked, shard: peers})
+    return replace(run, keeping=replace(run.keeping, asked=requests))
 
 
 def _with_refused(run: Run, shard: KeptShard, peers: frozenset[PeerId]) -> Run:
-    refused = MappingProxyType({**run.keeping.refused, shard: peers})
-    return replace(run, keeping=replace(run.keeping, refused=refused))
+    refusals = MappingProxyType({**run.keeping.refused, shard: peers})
+    return replace(run, keeping=replace(run.keeping, refused=refusals))
 
 
 def _without(

@@ -54,8 +54,8 @@ def look_after(turn: Turn) -> None:
 
 def with_leavers(turn: Turn, run: Run) -> Run:
     """Return the run with a detail that names the peers that leave now."""
-    gone = gone_from(turn.state, run, turn.now_s)
-    losses = [loss_of(turn.state, run, peer, _cause(turn, peer)) for peer in gone]
+    leavers = gone_from(turn.state, run, turn.now_s)
+    losses = [loss_of(turn.state, run, peer, _cause(turn, peer)) for peer in leavers]
     return replace(run, detail=several(losses)) if losses else run
 
 

@@ -140,14 +140,14 @@ class Ledger:
         is_gone[:, column] = entries[:, column] == number
         return self._cleared(samples, entries, is_gone) if number else self
 
-    def with_inventory(self, peer: PeerId, held: Mapping[BlockIndex, SampleSet]) -> Ledger:
+    def with_inventory(self, peer: PeerId, inventory: Mapping[BlockIndex, SampleSet]) -> Ledger:
         """Return the ledger after a peer reported its inventory.
 
         Entries of this peer that the inventory lacks become empty. An inventory adds no entries.
         """
         number, entries = self.numbers().get(peer, 0), self.all_entries()
         is_gone = entries == number
-        for boundary, samples in held.items():
+        for boundary, samples in inventory.items():
             is_gone[samples.to_array(), self.boundaries.index(boundary)] = False
         found = np.flatnonzero(is_gone.any(axis=(1, 2)))
         return self._cleared(found, entries[found], is_gone[found]) if number else self

@@ -60,7 +60,7 @@ class Standing:
             run_id: Run in which it failed.
             attempt: Attempt in which it failed.
             reason: Reason of the failure.
-            now_s: monotonic seconds.
+            now_s: Monotonic seconds.
             by: Other peer that reports it; empty if the peer does itself. Reports of a single other
                 peer never suspend it.
         """

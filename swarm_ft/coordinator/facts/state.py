@@ -703,9 +703,9 @@ class Run:
     def oldest_kept_step(self) -> int:
         """Step of its oldest snapshot, complete or not: the farthest that a rollback can go."""
         saving = self.saving
-        asked = () if saving.asked is None else (saving.asked,)
-        kept = (*self.past.snapshots, *saving.unlisted, *asked)
-        return min((snapshot.step for snapshot in kept), default=self.committed_steps)
+        pending = () if saving.asked is None else (saving.asked,)
+        snapshots = (*self.past.snapshots, *saving.unlisted, *pending)
+        return min((snapshot.step for snapshot in snapshots), default=self.committed_steps)
 
     @property
     def is_in_first_epoch(self) -> bool:
@@ -864,8 +864,8 @@ class SwarmState:
     def _find_hosted(self) -> Mapping[PeerId, Mapping[RunId, LayerRange]]:
         found: dict[PeerId, dict[RunId, LayerRange]] = {}
         for run in self.runs.values():
-            held = () if run.phase > RunPhase.FINISHED else run.attempt.assignments
-            for one in held:
+            assignments = () if run.phase > RunPhase.FINISHED else run.attempt.assignments
+            for one in assignments:
                 if run.phase < RunPhase.FINISHED or one.peer_id in run.past.exported:
                     found.setdefault(one.peer_id, {})[run.run_id] = one.layers
         return found
@@ -928,8 +928,8 @@ class SwarmState:
     def with_standing(self, peer_id: PeerId, standing: Standing) -> SwarmState:
         """Return the state with this reputation; the oldest beyond `MAX_STANDINGS` is dropped."""
         others = {name: s for name, s in self.standings.items() if name != peer_id}
-        kept = dict(list(others.items())[1 - MAX_STANDINGS :])
-        return replace(self, standings=MappingProxyType({**kept, peer_id: standing}))
+        known = dict(list(others.items())[1 - MAX_STANDINGS :])
+        return replace(self, standings=MappingProxyType({**known, peer_id: standing}))
 
     def contribution_of(self, peer_id: PeerId) -> Contribution:
         """Return a member's contribution, the one count for all displays."""

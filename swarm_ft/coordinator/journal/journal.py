@@ -178,8 +178,8 @@ class Journal:
         tokens: Tokens of its runs, in the folder `PATH.tokens`.
 
     Raises:
-        JournalError: The file cannot be opened, read or written, another process has it, a later
-            version wrote it, or it was made with another key, or with or without one.
+        JournalError: The file cannot be opened, read or written; another process has it; a later
+            version wrote it; or it was made with another key, or with or without one.
     """
 
     def __init__(self, path: str, key: bytes | None = None, *, reserve_bytes: int = 0) -> None:

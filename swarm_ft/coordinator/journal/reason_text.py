@@ -51,7 +51,7 @@ def _plain(reason: Reason) -> dict[str, Any]:
 def _built(found: Mapping[str, Any]) -> Reason:
     named = dict(found)
     run_id, actor = named.pop("run_id", None), named.pop("actor", None)
-    given = named.pop("given", None)
+    contribution = named.pop("given", None)
     return Reason(
         kind=ReasonKind(named.pop("kind")),
         run_id=None if run_id is None else RunId(run_id),
@@ -61,6 +61,6 @@ def _built(found: Mapping[str, Any]) -> Reason:
         layers=tuple(LayerRange(start, stop) for start, stop in named.pop("layers", ())),
         parts=tuple(map(_built, named.pop("parts", ()))),
         actor=None if actor is None else Actor(actor),
-        given=None if given is None else Contribution(**given),
+        given=None if contribution is None else Contribution(**contribution),
         **named,
     )

@@ -54,11 +54,11 @@ class Model:
         each = [LayerRange(block, block + 1) for block in blocks]
         whole = spec.model.layers
         self.flops = _of_ranges([stage_flops(spec, layers) for layers in each])
-        held = [spec.held_bytes(layers) for layers in each]
+        each_bytes = [spec.held_bytes(layers) for layers in each]
         # Weights that all blocks share count once in each stage, however many blocks it has.
-        surplus = sum(held) - spec.held_bytes(whole)
-        shared = surplus / (len(held) - 1) if len(held) > 1 else 0.0
-        self.held_bytes = _of_ranges([one - shared for one in held]) + shared
+        surplus = sum(each_bytes) - spec.held_bytes(whole)
+        shared = surplus / (len(each_bytes) - 1) if len(each_bytes) > 1 else 0.0
+        self.held_bytes = _of_ranges([one - shared for one in each_bytes]) + shared
 
     def cut(self, seats: Sequence[Seat]) -> tuple[LayerRange, ...]:
         """Return the layers of each seat, first to last; empty if no cut gives every seat some."""
@@ -93,12 +93,12 @@ def _chosen(costs: Sequence[Costs], join: np.ufunc) -> tuple[float, list[int]]:
     size = costs[0].shape[0]
     best = np.full(size, np.inf)
     best[0] = 0.0
-    came: list[NDArray[np.intp]] = []
+    starts: list[NDArray[np.intp]] = []
     for each in costs:
         joined = join(best[:, None], each)
-        came.append(joined.argmin(axis=0))
+        starts.append(joined.argmin(axis=0))
         best = joined.min(axis=0)
     edges = [size - 1]
-    for start in reversed(came):
+    for start in reversed(starts):
         edges.insert(0, int(start[edges[0]]))
     return float(best[-1]), edges

@@ -87,14 +87,14 @@ def rates_of(state: SwarmState, run: Run) -> Rates:
     credible = {peer: min(rate, most) for peer, rate in measured_rates.items()}
     links = {peer: member.links for peer, member in state.members.items()}
     speeds = [(to, speed) for measured in links.values() for to, speed in measured.items()]
-    came = {peer: [speed for to, speed in speeds if to == peer] for peer in state.members}
+    incoming = {peer: [speed for to, speed in speeds if to == peer] for peer in state.members}
     ways = [speed.least_round_trip_s / 2 for _, speed in speeds if speed.least_round_trip_s]
     hellos = {peer: member.hello for peer, member in state.members.items()}
     return Rates(
         flops_per_s=credible,
         usual_flops_per_s=median(credible.values()) if credible else math.inf,
         up={p: _rate(links[p].values(), hello.max_up_bytes_per_s) for p, hello in hellos.items()},
-        down={p: _rate(came[p], hello.max_down_bytes_per_s) for p, hello in hellos.items()},
+        down={p: _rate(incoming[p], hello.max_down_bytes_per_s) for p, hello in hellos.items()},
         links=links,
         usual_way_s=median(ways) if ways else 0.0,
         summed_bytes=max(_reduced_bytes(run.spec, stage) for stage in run.computing),

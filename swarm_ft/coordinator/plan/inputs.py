@@ -24,7 +24,7 @@ def division_inputs(state: SwarmState, now_s: float) -> tuple[object, ...]:
 
     Args:
         state: Members and runs.
-        now_s: monotonic seconds.
+        now_s: Monotonic seconds.
     """
     members = tuple([(m.hello, m.grant, m.leaving, m.joined_at_s) for m in state.members.values()])
     suspended = frozenset(filter(lambda peer: state.is_aside(peer, now_s), state.standings))

@@ -51,6 +51,11 @@ def stays(state: SwarmState, stage: SavedStage) -> bool:
     return any(not _leaves(state, peer) for peer in holders(state, stage))
 
 
+def num_staying(state: SwarmState) -> int:
+    """Count the members that do not leave for good."""
+    return sum(not _leaves(state, peer) for peer in state.members)
+
+
 def keepers(state: SwarmState, run: Run, stage: SavedStage) -> tuple[PeerId, ...]:
     """Return the holders that neither leave, nor would be lost together with the stage."""
     hosts = _hosts(run, stage)
@@ -62,18 +67,18 @@ def candidates(state: SwarmState, run: Run, snapshot: Snapshot, stage: SavedStag
 
     Those that the first holder reaches directly come first, then those with more free room.
     """
-    shard, taken = snapshot.shard(run.run_id, stage), _taken_bytes(state)
-    asked = run.keeping.asked.get(shard, frozenset())
+    shard, used = snapshot.shard(run.run_id, stage), _taken_bytes(state)
+    requested = run.keeping.asked.get(shard, frozenset())
     refused = run.keeping.refused.get(shard, frozenset())
-    out = {*stage.keepers, *asked, *refused, *_hosts(run, stage)}
+    out = {*stage.keepers, *requested, *refused, *_hosts(run, stage)}
     source = next(iter(holders(state, stage)), PeerId(""))
 
     def order(peer: PeerId) -> tuple[int, int, PeerId]:
-        room = state.members[peer].hello.keep_bytes - taken[peer]
+        room = state.members[peer].hello.keep_bytes - used[peer]
         return state.ways.relayed_percent(source, peer), -room, peer
 
     may = (p for p, member in state.members.items() if p not in out and _may_keep(state, p, member))
-    has_room = (p for p in may if state.members[p].hello.keep_bytes - taken[p] >= stage.total_bytes)
+    has_room = (p for p in may if state.members[p].hello.keep_bytes - used[p] >= stage.total_bytes)
     return sorted(has_room, key=order)
 
 
@@ -81,8 +86,8 @@ def to_ask(
     state: SwarmState, run: Run, snapshot: Snapshot, stage: SavedStage
 ) -> tuple[PeerId, ...]:
     """Return members to request now, so that enough peers keep the stage."""
-    asked = asked_of(state, run, snapshot.shard(run.run_id, stage))
-    lacking = state.num_keepers - len(keepers(state, run, stage)) - len(asked)
+    requested = asked_of(state, run, snapshot.shard(run.run_id, stage))
+    lacking = state.num_keepers - len(keepers(state, run, stage)) - len(requested)
     if lacking <= 0 or not holders(state, stage):
         return ()
     return tuple(candidates(state, run, snapshot, stage)[:lacking])
@@ -99,8 +104,8 @@ def sole_keeper_of(state: SwarmState, peer: PeerId) -> tuple[Run, SavedStage] | 
         for snapshot, stage in wanted_stages(run):
             if peer not in stage.keepers or len(holders(state, stage)) > 1:
                 continue
-            asked = asked_of(state, run, snapshot.shard(run.run_id, stage))
-            if asked or candidates(state, run, snapshot, stage):
+            requested = asked_of(state, run, snapshot.shard(run.run_id, stage))
+            if requested or candidates(state, run, snapshot, stage):
                 return run, stage
     return None
 
@@ -124,13 +129,13 @@ def _leaves(state: SwarmState, peer: PeerId) -> bool:
 
 def _taken_bytes(state: SwarmState) -> Counter[PeerId]:
     """Return the bytes of each member's storage that are used or reserved."""
-    taken: Counter[PeerId] = Counter()
+    used: Counter[PeerId] = Counter()
     for run in state.runs.values():
         for snapshot, stage in wanted_stages(run):
             shard = snapshot.shard(run.run_id, stage)
             for peer in {*stage.keepers, *run.keeping.asked.get(shard, ())}:
-                taken[peer] += stage.total_bytes
-    return taken
+                used[peer] += stage.total_bytes
+    return used
 
 
 # ---- a snapshot as a whole
@@ -185,9 +190,9 @@ def patience_s(state: SwarmState, run: Run) -> float:
     The wait is as long as repeating the steps that only they have, as for a stage's last peer; but
     since keepers may come back with everything on their disks, the limit is much longer.
     """
-    kept = max((snapshot.step for snapshot in available(state, run)), default=0)
+    newest_step = max((snapshot.step for snapshot in available(state, run)), default=0)
     step_s = median(run.measured.step_seconds or (KEEPERS_S,))
-    return min(KEEPERS_S, max(GRACE_S, (run.committed_steps - kept) * step_s))
+    return min(KEEPERS_S, max(GRACE_S, (run.committed_steps - newest_step) * step_s))
 
 
 def available(state: SwarmState, run: Run) -> tuple[Snapshot, ...]:

@@ -12,8 +12,8 @@ An overdue peer is *late* if the run can do without it: a replica on probation r
 learner blocks nobody, but it receives every sum: it is late if copying its state takes too long.
 
 A peer measures its own time, without that of other runs whose stages it hosts. It may take as many
-times longer as there are such runs, and additionally as long as these take to load or to write
-their stages, which nothing interrupts. Before it loads a stage it lets other runs end their steps.
+times longer as there are such runs. It may also take the time in which these load or write their
+stages, which nothing interrupts. Before it loads a stage it lets other runs end their steps.
 """
 
 from __future__ import annotations

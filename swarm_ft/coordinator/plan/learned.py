@@ -290,14 +290,14 @@ def loads_of(machines: Mapping[PeerId, Machine], peers: Iterable[PeerId]) -> Map
     """
     found = {}
     for name in {machine_name(machines, peer) for peer in peers}:
-        here = [one for peer, one in machines.items() if machine_name(machines, peer) == name]
-        busy = fmean(one.busy for one in here) if here else 0.0
+        reports = [one for peer, one in machines.items() if machine_name(machines, peer) == name]
+        busy = fmean(one.busy for one in reports) if reports else 0.0
         if not busy:
             found[name] = 0.0
             continue
-        uses = math.fsum(one.uses for one in here)
-        asks = uses + math.fsum(one.waits for one in here)
-        idle = IDLE_PART * max(0.0, fmean(one.demand for one in here) - asks)
+        uses = math.fsum(one.uses for one in reports)
+        asks = uses + math.fsum(one.waits for one in reports)
+        idle = IDLE_PART * max(0.0, fmean(one.demand for one in reports) - asks)
         working = asks * max(0.0, busy - uses) / uses if uses else 0.0
         share = min(1.0, uses / busy)
         found[name] = (1 - share) * idle + share * working

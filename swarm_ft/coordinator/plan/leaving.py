@@ -104,9 +104,9 @@ def _left(able: SwarmState, run: Run) -> Iterator[Stage]:
     """Yield stages all of whose peers leave, and that no peer takes over yet."""
     leaving = set(able.leaving)
     for stage in run.stages if leaving else ():
-        here = [p for p in stage.peers if p in able.members]
-        stay = (p for p in here if p not in leaving and able.carries(p))
-        if not leaving.isdisjoint(here) and not any(stay):
+        present = [p for p in stage.peers if p in able.members]
+        stay = (p for p in present if p not in leaving and able.carries(p))
+        if not leaving.isdisjoint(present) and not any(stay):
             yield stage
 
 

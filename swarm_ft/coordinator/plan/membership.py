@@ -83,10 +83,10 @@ def replaceable(able: SwarmState, run: Run, peers: Collection[PeerId]) -> frozen
         p for stage in run.stages for p in stage.peers if _has_replacement(able, run, stage, peers)
     }
     found &= set(peers)
-    rest = able.members.keys() - set(peers)
-    if found >= set(peers) or not rest:
+    others = able.members.keys() - set(peers)
+    if found >= set(peers) or not others:
         return frozenset(found)
-    may_begin = arrangement(able.with_members(rest), run, math.inf).assignments
+    may_begin = arrangement(able.with_members(others), run, math.inf).assignments
     return frozenset(peers if may_begin else found)
 
 
@@ -158,7 +158,7 @@ def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: floa
         state: State of the swarm.
         runs: Runs that it works for, or all that it may work for.
         member: Member without work.
-        now_s: monotonic seconds.
+        now_s: Monotonic seconds.
     """
     if member.leaving is not None:
         kind = ReasonKind.IS_PAUSED if member.leaving.stays else ReasonKind.IS_LEAVING
@@ -247,8 +247,8 @@ def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
 def loss_of(state: SwarmState, run: Run, peer_id: PeerId, cause: Reason) -> Reason:
     """Return the reason for a lost peer, and the consequence if it is certain."""
     stage = next(stage for stage in run.stages if peer_id in stage.peers)
-    there = [peer for peer in stage.peers if peer in state.members and peer != peer_id]
-    others = [peer for peer in there if peer not in run.listeners]
+    connected = [peer for peer in stage.peers if peer in state.members and peer != peer_id]
+    others = [peer for peer in connected if peer not in run.listeners]
     kind = ReasonKind.TAKEN_OVER
     if peer_id in run.listeners:
         kind, others = ReasonKind.WAS_JOINING, []
@@ -347,13 +347,13 @@ def with_exports_of(state: SwarmState, member: Member) -> SwarmState:
     """
     hello = member.hello
     for run in state.runs.values():
-        held = None if member.grant.replica_only else hello.held_of(run.run_id)
+        stage = None if member.grant.replica_only else hello.held_of(run.run_id)
         if hello.peer_id in run.peers:
             exported = {
                 peer: file for peer, file in run.past.exported.items() if peer != hello.peer_id
             }
-            if held is not None and held.exported and holds_last_commit(run, held):
-                exported[hello.peer_id] = held.exported
+            if stage is not None and stage.exported and holds_last_commit(run, stage):
+                exported[hello.peer_id] = stage.exported
             past = replace(run.past, exported=MappingProxyType(exported))
             state = state.with_run(replace(run, past=past))
     return state
@@ -491,10 +491,10 @@ def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | 
     Args:
         state: State of the swarm.
         run: Run as its last attempt left it.
-        now_s: monotonic seconds.
+        now_s: Monotonic seconds.
         grace_s: Seconds in which an absent peer may come back, see `patience_s`.
     """
-    kept: list[StageAssignment] = []
+    hosts: list[StageAssignment] = []
     for stage in run.stages:
         able = {peer for peer in stage.peers if is_able(state, run, peer, stage.layers)}
         carrying = {peer for peer in able if state.carries(peer)}
@@ -507,8 +507,8 @@ def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | 
         listening = {peer for peer in run.listeners if peer in state.members}
         staying = able | expected | listening
         assigned = (a for a in run.attempt.assignments if a.layers == stage.layers)
-        kept += [a for a in assigned if a.peer_id in staying]
-    return run if tuple(kept) == run.attempt.assignments else run.with_assignments(kept)
+        hosts += [a for a in assigned if a.peer_id in staying]
+    return run if tuple(hosts) == run.attempt.assignments else run.with_assignments(hosts)
 
 
 def is_able(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> bool:
@@ -565,8 +565,8 @@ def with_some_let_go(state: SwarmState, run: Run) -> Run:
         return run
     for peer in spare:
         run = without_state(run, peer)
-    kept = [a for a in run.attempt.assignments if a.peer_id not in spare]
-    return run.with_assignments(kept)
+    assignments = [a for a in run.attempt.assignments if a.peer_id not in spare]
+    return run.with_assignments(assignments)
 
 
 def _spare(state: SwarmState, run: Run, stage: Stage) -> list[PeerId]:
@@ -666,9 +666,9 @@ def _wanted_layers(
     """
     hello = member.hello
     has = hello.held_of(run.run_id)
-    held = has.layers if has else None
+    held_layers = has.layers if has else None
     is_needed = any(leaving.issuperset(stage.peers) for stage in run.stages)
-    choice = hello.layers or (None if held in idle or is_needed else held)
+    choice = hello.layers or (None if held_layers in idle or is_needed else held_layers)
     fitting = [stage for stage in run.stages if choice in (None, stage.layers)]
     affordable = [s for s in fitting if choice or fits(run.spec, s.layers, hello)]
     allowed = [s for s in affordable if not refusal(run.spec, member, s.layers)]

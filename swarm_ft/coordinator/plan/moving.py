@@ -1,10 +1,10 @@
 """Repartitions of a run for speed: whether layers move between its stages. Pure.
 
-At intervals, at a commit, a step's time on the present stages is compared with its time on others:
-the stages that `place` would make of the eligible members, other cuts for the present peers, and
-stages of fewer or more peers, each with layers in proportion to its speed. The time saved over the
-remaining steps must be well above the cost of the move: a snapshot that is written and read, and
-key frames at new boundaries. Each further move waits twice as long as the one before, so that
+At intervals, at a commit, a step's time on the present stages is compared with that on others.
+These are the stages that `place` would make of the eligible members, other cuts for the present
+peers, and stages of fewer or more peers, with layers in proportion to speed. The time saved over
+the remaining steps must be well above the cost of the move: a snapshot that is written and read,
+and key frames at new boundaries. Each further move waits twice as long as the one before, so that
 neither noise nor a peer that reports falsely keeps a run moving.
 """
 
@@ -109,7 +109,7 @@ def better_stages(state: SwarmState, run: Run, now_s: float) -> Moving | None:
     Args:
         state: State of the swarm.
         run: Run that just committed a step, see `is_to_look`.
-        now_s: monotonic seconds.
+        now_s: Monotonic seconds.
     """
     able = share_of(state, run, now_s)
     if with_newcomers(able, run) is not run:
@@ -180,11 +180,11 @@ def moved(run: Run, moving: Moving) -> Reason:
         for old, new in zip(before, after, strict=True)
     ]
     parts, start = [], 0
-    for (gone, came), group in groupby(changes):
+    for (left_peers, new_peers), group in groupby(changes):
         stop = start + sum(1 for _ in group)
-        if gone or came:
+        if left_peers or new_peers:
             kind, layers = ReasonKind.LAYERS_MOVED, (LayerRange(start, stop),)
-            parts.append(Reason(kind=kind, layers=layers, peers=gone, others=came))
+            parts.append(Reason(kind=kind, layers=layers, peers=left_peers, others=new_peers))
         start = stop
     return Reason(
         kind=ReasonKind.MOVED,

@@ -91,9 +91,9 @@ def relayed_percent(spec: RunSpec, placed: Sequence[StageAssignment], ways: Ways
 # ---- seats, and how much goes between two of them in a step
 
 Links = list[dict[int, int]]
-"""For each seat, the others that it exchanges bytes with, and how many per step."""
+"""The other seats that each seat exchanges bytes with, and how many per step."""
 Order = Sequence[int]
-"""For each seat, the first seat of its peer."""
+"""The first seat of each seat's present peer."""
 
 
 def _links(spec: RunSpec, placed: Sequence[StageAssignment]) -> Links:
@@ -265,11 +265,11 @@ class _Search:
             return
         self._reached[end] = cost
         for more, peer in self._candidates(seat, unused):
-            rest = unused - {peer}
-            least = cost + more + self._least_behind(seat, rest)
+            remaining = unused - {peer}
+            least = cost + more + self._least_behind(seat, remaining)
             if least < self._best_cost and not self._table.is_tired:
                 self._order[seat] = peer
-                self._look(seat + 1, rest, cost + more)
+                self._look(seat + 1, remaining, cost + more)
 
     def _least_behind(self, seat: int, unused: Collection[int]) -> int:
         """Return a lower bound on the cost of the later free seats with these peers."""

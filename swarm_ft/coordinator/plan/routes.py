@@ -103,10 +103,12 @@ class Affinity:
             size: Samples per group.
             room: For each stage, how many groups each replica takes.
         """
-        kept, fillers = self._divided([Counter({r: n * size for r, n in c.items()}) for c in room])
+        staying, fillers = self._divided(
+            [Counter({r: n * size for r, n in c.items()}) for c in room]
+        )
         fillers.reverse()
         ordered: list[int] = []
-        for _, group in groupby(kept, key=self._routes.__getitem__):
+        for _, group in groupby(staying, key=self._routes.__getitem__):
             ordered += group
             ordered += [fillers.pop() for _ in range(min(-len(ordered) % size, len(fillers)))]
         ordered += reversed(fillers)
@@ -117,7 +119,7 @@ class Affinity:
         rows = range(len(self._samples))
         nobody = (ANY,) * len(left)
         weights = self._weights(rows, np.array(self._routes)).tolist()
-        kept: list[int] = []
+        staying: list[int] = []
         unheld: list[int] = []
         excess: list[int] = []
         for row in sorted(rows, key=lambda row: -weights[row]):
@@ -126,12 +128,12 @@ class Affinity:
                 unheld.append(row)
             elif _fits(route, left):
                 _taken(route, left)
-                kept.append(row)
+                staying.append(row)
             else:
                 excess.append(row)
-        kept.sort(key=lambda row: (self._routes[row], row))
+        staying.sort(key=lambda row: (self._routes[row], row))
         excess.sort(key=lambda row: (self._routes[row], row))
-        return kept, [*unheld, *excess]
+        return staying, [*unheld, *excess]
 
     def wishes(self, group: Sequence[SampleId]) -> list[tuple[int, Route]]:
         """Return routes that hold some of a group, with how much of it, most first."""
@@ -238,13 +240,13 @@ def _fits(route: Route, left: Sequence[Counter[int]]) -> bool:
 
 def _taken(route: Route, left: Sequence[Counter[int]]) -> Route:
     """Return the part of the route that has room, and reserve it."""
-    kept = tuple(
+    part = tuple(
         r if r != ANY and counter[r] > 0 else ANY for r, counter in zip(route, left, strict=True)
     )
-    for replica, counter in zip(kept, left, strict=True):
+    for replica, counter in zip(part, left, strict=True):
         if replica != ANY:
             counter[replica] -= 1
-    return kept
+    return part
 
 
 def _held_ends(

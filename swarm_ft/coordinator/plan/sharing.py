@@ -94,8 +94,8 @@ def _with_what_is_left(
     state: SwarmState, member: Member, others: Mapping[RunId, LayerRange]
 ) -> Member:
     """Return the member with the memory that these stages of other runs leave."""
-    taken = sum(state.runs[of].spec.held_bytes(layers) for of, layers in others.items())
-    left_bytes = max(0, math.floor(member.hello.memory_bytes - taken))
+    used_bytes = sum(state.runs[of].spec.held_bytes(layers) for of, layers in others.items())
+    left_bytes = max(0, math.floor(member.hello.memory_bytes - used_bytes))
     return replace(member, hello=replace(member.hello, memory_bytes=left_bytes))
 
 
@@ -111,7 +111,7 @@ def shared(state: SwarmState, now_s: float, inputs: object = None) -> Sharing:
 
     Args:
         state: Members and runs.
-        now_s: monotonic seconds.
+        now_s: Monotonic seconds.
         inputs: The state's `division_inputs`, if the caller has them.
     """
     going = state.going_runs
@@ -178,12 +178,12 @@ class _Division:
             self._held[_owner(run)] += len(self._shares[run.run_id])
         self._hosted = state.hosted
         bound = state.result_keepers.union(*(run.peers for run in self._active))
-        aside = {peer for peer in state.members if state.is_aside(peer, now_s)}
-        self._free = [peer for peer in state.members if peer not in bound and peer not in aside]
+        suspended = {peer for peer in state.members if state.is_aside(peer, now_s)}
+        self._free = [peer for peer in state.members if peer not in bound and peer not in suspended]
         self._open = {
             peer: member
             for peer, member in state.members.items()
-            if peer not in aside and member.leaving is None
+            if peer not in suspended and member.leaving is None
         }
         self._donors = {
             peer: run
@@ -256,8 +256,8 @@ class _Division:
                 return [host.peer_id for host in moved]
         if free and could_begin(self._offers_of(run, free, "free"), run, math.inf):
             return self._least(run, free)
-        lent = [peer for peer in self._lent_to(run) if peer not in saved]
-        if lent and self.hosts(run, pool := [*free, *lent]):
+        given = [peer for peer in self._lent_to(run) if peer not in saved]
+        if given and self.hosts(run, pool := [*free, *given]):
             return self._least(run, pool)
         return self._need_beside(run, free)
 
@@ -314,11 +314,11 @@ class _Division:
         giving = {name for name, donor in donors.items() if self._may_take_from(donor, run)}
         if not giving:
             return []
-        taken = self._given | self._beside
+        excluded = self._given | self._beside
         return [
             peer
             for peer, donor in self._donors.items()
-            if donor.run_id in giving and peer not in taken
+            if donor.run_id in giving and peer not in excluded
         ]
 
     def hosts(self, run: Run, peers: Iterable[PeerId]) -> bool:
@@ -571,25 +571,25 @@ def _spare(state: SwarmState, run: Run) -> list[PeerId]:
     """Return replicas that a run can do without: all but one of each stage, and listeners."""
     spare: list[PeerId] = []
     for stage in run.stages:
-        there = [peer for peer in stage.peers if state.carries(peer)]
-        able = [peer for peer in there if is_able(state, run, peer, stage.layers)]
+        carriers = [peer for peer in stage.peers if state.carries(peer)]
+        able = [peer for peer in carriers if is_able(state, run, peer, stage.layers)]
         bound = [peer for peer in able if state.members[peer].hello.layers is not None]
         stays = next(iter(bound or able), None)
         if stays is not None:
-            spare += [peer for peer in there if peer != stays]
+            spare += [peer for peer in carriers if peer != stays]
     return spare
 
 
 def least(peers: Sequence[PeerId], serve: Callable[[Sequence[PeerId]], bool]) -> Sequence[PeerId]:
     """Return as few of these peers as serve; the first are left out first."""
-    kept, num_together = list(peers), len(peers)
+    chosen, num_together = list(peers), len(peers)
     while num_together:
         at = 0
-        while at < len(kept):
-            rest = [*kept[:at], *kept[at + num_together :]]
-            if rest and serve(rest):
-                kept = rest
+        while at < len(chosen):
+            remaining = [*chosen[:at], *chosen[at + num_together :]]
+            if remaining and serve(remaining):
+                chosen = remaining
             else:
                 at += num_together
         num_together //= 2
-    return kept
+    return chosen

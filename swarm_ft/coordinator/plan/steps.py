@@ -347,8 +347,8 @@ def _measured_after(
             if share and step.ready[peer].compute_s:
                 rates = (*flops_per_s.pop(peer, ()), share * flops / step.ready[peer].compute_s)
                 flops_per_s[peer] = rates[-MEASURED_STEPS:]
-        for peer, taken in _in_line(newest).items():
-            seconds[peer] = (*before.seconds.get(peer, ()), *taken)[-MEASURED_STEPS:]
+        for peer, latest in _in_line(newest).items():
+            seconds[peer] = (*before.seconds.get(peer, ()), *latest)[-MEASURED_STEPS:]
     return Measured(
         seconds=MappingProxyType(seconds),
         flops_per_s=MappingProxyType(dict(list(flops_per_s.items())[-MAX_MEASURED:])),
@@ -375,10 +375,10 @@ def _link_s(
 
     own = ready[stage.peers[replica]].traffic
     ahead, behind = sent_by(stages[:index][-1:]), sent_by(stages[index + 1 :][:1])
-    came = sum(t.forward_bytes for t in ahead if t.boundary == stage.layers.start)
-    came += sum(t.backward_bytes for t in behind if t.boundary == stage.layers.stop)
+    incoming_bytes = sum(t.forward_bytes for t in ahead if t.boundary == stage.layers.start)
+    incoming_bytes += sum(t.backward_bytes for t in behind if t.boundary == stage.layers.stop)
     whole = sum(step.share(index, other) for other in range(len(stage.peers)))
-    received = came * step.share(index, replica) / max(1, whole)
+    received = incoming_bytes * step.share(index, replica) / max(1, whole)
     up, down = (cap or math.inf for cap in caps)
     return max(sum(t.forward_bytes + t.backward_bytes for t in own) / up, received / down)
 
@@ -451,9 +451,9 @@ def ends_of(run: Run, peer_id: PeerId) -> dict[BlockIndex, Side]:
 
 def report_refusal(run: Run, peer_id: PeerId, report: StageReady | StepReady) -> Reason | None:
     """Return why a peer's report of its buffers or evaluation is invalid; None if it is valid."""
-    held = report.buffers if isinstance(report, StageReady) else report.lost
+    inventory = report.buffers if isinstance(report, StageReady) else report.lost
     boundaries = ends_of(run, peer_id)
-    for boundary in (buffers.boundary for buffers in (*held, *report.buffers)):
+    for boundary in (buffers.boundary for buffers in (*inventory, *report.buffers)):
         if boundary not in boundaries:
             stage = next(one.layers for one in run.stages if peer_id in one.peers)
             kind = ReasonKind.INVALID_BOUNDARY
@@ -462,10 +462,10 @@ def report_refusal(run: Run, peer_id: PeerId, report: StageReady | StepReady) ->
         num_counts = task_of(run.spec.train).num_counts
         for sums in report.evaluation:
             if len(sums.counts) not in (0, num_counts):
-                kind, came = ReasonKind.INVALID_COUNTS, len(sums.counts)
-                return Reason(kind=kind, amount=came, limit=num_counts)
+                kind, count = ReasonKind.INVALID_COUNTS, len(sums.counts)
+                return Reason(kind=kind, amount=count, limit=num_counts)
     bound = Bitmap(run.spec.num_kept)
-    refusals = (bound.refusal(buffers.samples.bitmap) for buffers in held)
+    refusals = (bound.refusal(buffers.samples.bitmap) for buffers in inventory)
     text = next(filter(None, refusals), None)
     return Reason(kind=ReasonKind.INVALID_SAMPLES, text=text) if text else None
 
@@ -487,8 +487,8 @@ def after_report(run: Run, peer_id: PeerId, ready: StepReady) -> Run:
     counts = dict(run.measured.buffers.get(peer_id, {}))
     for new in ready.buffers:
         counts[new.boundary] = _sum(counts.get(new.boundary), new)
-    kept = MappingProxyType({**run.measured.buffers, peer_id: MappingProxyType(counts)})
-    return replace(run.with_ledger(ledger), measured=replace(run.measured, buffers=kept))
+    reported = MappingProxyType({**run.measured.buffers, peer_id: MappingProxyType(counts)})
+    return replace(run.with_ledger(ledger), measured=replace(run.measured, buffers=reported))
 
 
 def _sum(before: BufferCounts | None, new: BufferCounts) -> BufferCounts:

@@ -354,10 +354,10 @@ def batch_from(text: bytes) -> Batch:
     return Batch(unix_s, now_s, tuple(_entry_from(*entry) for entry in entries))
 
 
-def _entry_from(name: str, *rest: Any) -> Entry:  # noqa: ANN401
+def _entry_from(name: str, *parts: Any) -> Entry:  # noqa: ANN401
     if name in _EVENTS:
-        now_s, found = rest
+        now_s, found = parts
         return Decided(now_s, built(_EVENTS[name], found))
-    (found,) = rest
+    (found,) = parts
     entry: Entry = built(_ENTRIES[name], found)
     return entry

@@ -146,6 +146,27 @@ def test_every_kind_has_a_sentence_and_hides_what_is_private(kind: Kind) -> None
             reason(Kind.REMEDY_SAVE_STEPS, layers="2-4", amount=2),
             "another peer for layers 2-4, or more frequent snapshots (--save-steps 2 now)",
         ),
+        (
+            reason(Kind.NO_KEEPER, layers="2-4", amount=2),
+            "no peer that stays has room for layers 2-4 (--keep-disk)",
+        ),
+        (
+            reason(Kind.SAVES_BEFORE_LEAVE, "b", layers="2-4", step=3),
+            "waiting for a snapshot before peer b (layers 2-4) leaves",
+        ),
+        (
+            reason(
+                Kind.STEPS_AT_RISK,
+                layers="2-4",
+                amount=9,
+                limit=4.2,
+                run_id=RUN,
+                parts=(reason(Kind.NO_SNAPSHOTS),),
+            ),
+            "run-1, layers 2-4: no peer can take over, and no snapshots are kept: 9 steps (4 s) "
+            "would be lost",
+        ),
+        (reason(Kind.RESULTS_KEPT, amount=1), "1 peer keeps a result until a client fetches it"),
     ],
 )
 def test_sentences(told: Reason, words: str) -> None:

@@ -13,6 +13,7 @@ from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.keepers import KEEPERS_S, MIN_EVERY_S
 from swarm_ft.coordinator.plan.membership import GRACE_S
+from swarm_ft.coordinator.words import in_words
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
@@ -198,7 +199,24 @@ def test_a_leaver_that_nobody_has_room_for_is_told_what_is_lost(
     swarm.wait(5.0)
     told = [progress.reason for peer, progress in swarm.said(Progress) if peer == "b"]
     risks = [one for one in told if one and one.kind is Kind.STEPS_AT_RISK and one.amount == 4]
-    assert any(reason(Kind.NO_KEEPER, layers="2-4") in all_parts(one) for one in risks)
+    no_room = reason(Kind.NO_KEEPER, layers="2-4", amount=1)
+    assert any(no_room in all_parts(one) for one in risks)
+
+
+def test_where_all_leave_no_disk_is_to_blame(
+    keeping: Keeping, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm = keeping(a, b, room=1 << 30)
+    swarm.submit(make_spec(num_steps=9, save_steps=0))
+    until_commits(swarm, 3)
+    swarm.would_leave(a)
+    swarm.would_leave(b)
+    swarm.settle()
+    swarm.wait(5.0)
+    sent = [progress.reason for _, progress in swarm.said(Progress) if progress.reason]
+    found = [part for one in sent for part in all_parts(one) if part.kind is Kind.NO_KEEPER]
+    assert {part.amount for part in found} == {0}
+    assert {in_words(part) for part in found} == {"no peer stays that could keep layers 0-2"}
 
 
 def test_another_is_not_asked_for_as_long_as_one_is_on_its_way(
