@@ -152,7 +152,7 @@ class OverQuota(BadInput):
 
 
 class DirectoryUnreachable(BadInput):
-    """None of `--initial-peers` answered in time."""
+    """No address of `--initial-peers` answered in time."""
 
     code = "dht-unreachable"
 

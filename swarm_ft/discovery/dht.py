@@ -534,6 +534,5 @@ def _refusal(last_line: str) -> SwarmError:
 
 
 def _socket_path() -> Path:
-    """Return a new path for a socket."""
     name = f"swarm-ft-p2pd-{secrets.token_hex(8)}.sock"
     return socket_parent(len(name)) / name

@@ -516,7 +516,6 @@ async def _body_of(request: web.Request) -> dict[str, Any]:
 
 
 def _text(fields: dict[str, Any], name: str) -> str:
-    """Return a text field, empty if it is missing."""
     found = fields.get(name, "")
     if not isinstance(found, str):
         raise BadInput(f"{name}: expected a text, got {ascii(found)[:40]}")

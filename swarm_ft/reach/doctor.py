@@ -391,7 +391,6 @@ def reached(standing: Standing) -> Finding:
 
 
 def _opening(standing: Standing, cause: Cause) -> str:
-    """Return advice that would let others dial in."""
     port = f"TCP port {standing.port}" if standing.port else "a TCP port, named with --port,"
     if cause is Cause.FIREWALL:
         return f"open {port} in the firewall"

@@ -180,7 +180,6 @@ def _ask_upnp(port: int | None) -> str:
 
 
 def _forget_upnp(port: int) -> None:
-    """Remove the mapping of a port."""
     with _upnp_router() as router:
         router.deleteportmapping(port, "TCP")
 

@@ -102,7 +102,6 @@ class LocalFiles:
             yield Path(f"/proc/self/fd/{memory.fileno()}")
 
     def _plain(self, path: Path) -> Iterator[bytes]:
-        """Yield the plain chunks of a sealed file."""
         if self._sealer is None:
             raise BadSnapshot(f"{path}: it is encrypted, and this process has no key for it")
         try:

@@ -1230,7 +1230,6 @@ def _check_best(options: TrainOptions) -> None:
 
 
 def _check_snapshots_of_the_best(options: TrainOptions) -> None:
-    """Check that snapshots are of evaluated weights."""
     of_eval, of_save = options.eval_strategy.name.lower(), options.save_strategy.name.lower()
     if of_eval != of_save:
         raise BadOption(

@@ -1261,7 +1261,7 @@ async def test_a_client_of_an_older_version_is_told_so() -> None:
             (STATUS, StatusRequest(protocol_version=0)),
         )
         for method, request in asked:
-            with pytest.raises(VersionMismatch, match="the client speaks an older one: update"):
+            with pytest.raises(VersionMismatch, match="the client has an older one: update"):
                 await call(office.channel, method, request, DEADLINE_S)
 
 

@@ -32,5 +32,5 @@ def test_a_hostile_field_is_refused_and_names_its_sender() -> None:
 
 def test_another_version_is_said_before_anything_else_is_read() -> None:
     data = COLLECTED.request.to_bytes(CollectedRequest(run_id=RunId("../r"), protocol_version=99))
-    with pytest.raises(VersionMismatch, match=r"the client speaks 99: update the coordinator"):
+    with pytest.raises(VersionMismatch, match=r"the client has 99: update the coordinator"):
         from_bytes(COLLECTED.request, data, "peer:1", 100)
