@@ -84,8 +84,8 @@ def targets_of(model: PreTrainedModel, architecture: Architecture, spec: RunSpec
     layers = spec.trained_layers
     parts = {block_part(index) for index in range(layers.start, layers.stop)}
     linear = [name for name, layer in model.named_modules() if is_linear(layer)]
-    meant = [name for name in linear if _is_meant(name, spec.train)]
-    names = [name for name in meant if architecture.part_of(name) in parts]
+    targeted = [name for name in linear if _is_target(name, spec.train)]
+    names = [name for name in targeted if architecture.part_of(name) in parts]
     ends = {_end_of(name) for name in names}
     experts = {end for end in ends if _means_experts(end, model)}
     return [name for name in names if _end_of(name) not in experts]
@@ -133,13 +133,15 @@ def with_adapters(checkpoint: Checkpoint, spec: RunSpec) -> RunSpec:
     if not names:
         raise BadOption("--adapter: the blocks that train have no linear layers")
     by_block = Counter[str]()
-    for name, tensor in _tried(copy.deepcopy(checkpoint.skeleton), names, spec.train).items():
+    for name, tensor in _inject_and_export(
+        copy.deepcopy(checkpoint.skeleton), names, spec.train
+    ).items():
         layer = name.partition(".lora_")[0]
         by_block[checkpoint.architecture.part_of(layer)] += tensor.numel() * BYTES_PER_FLOAT
     return replace(spec, model=replace(spec.model, adapter_bytes=max(by_block.values())))
 
 
-def _tried(
+def _inject_and_export(
     model: PreTrainedModel, names: Collection[str], train: TrainOptions
 ) -> dict[str, Tensor]:
     """Inject adapters into a model without memory, and read them back as peft does."""
@@ -161,7 +163,7 @@ def _tried(
     return own
 
 
-def _is_meant(name: str, train: TrainOptions) -> bool:
+def _is_target(name: str, train: TrainOptions) -> bool:
     return ALL_LINEAR in train.targets or any(_ends_with(name, end) for end in train.targets)
 
 
@@ -198,7 +200,7 @@ def attach(module: StageModule, spec: RunSpec) -> None:
     if names:
         _inject(module.causal, names, spec.train)
     for name, layer in _adapted(module).items():
-        _begin(layer, f"{spec.train.seed}/adapter/{name}")
+        _initialise(layer, f"{spec.train.seed}/adapter/{name}")
     for head in heads_in(module, spec):  # last, because peft freezes all other weights
         module.get_submodule(head).requires_grad_(True)
 
@@ -242,7 +244,7 @@ def _adapted(module: StageModule) -> dict[str, LoraLayer]:
 
 
 @torch.no_grad()
-def _begin(layer: LoraLayer, seed: str) -> None:
+def _initialise(layer: LoraLayer, seed: str) -> None:
     """Initialise an adapter: A uniform within 1 / sqrt(inputs), as in peft; B 0.
 
     DoRA's lengths as W's.

@@ -113,8 +113,8 @@ def settings_text(config: ModelConfig) -> str:
     Equal texts and weights mean equal computation.
     """
     fields = config.to_diff_dict()
-    said = {k: v for k, v in fields.items() if k not in _NO_SETTINGS and not k.startswith("_")}
-    return json.dumps(said, sort_keys=True, default=str)
+    settings = {k: v for k, v in fields.items() if k not in _NO_SETTINGS and not k.startswith("_")}
+    return json.dumps(settings, sort_keys=True, default=str)
 
 
 def check_model_type(model_type: str, task: Task) -> None:
@@ -188,11 +188,11 @@ def anatomy_of(config: ModelConfig, task: Task) -> Anatomy:
         BadModel: The model cannot be cut; the message has the reason.
         ValueError: transformers cannot build a model of this config.
     """
-    return _anatomy(_Asked(settings_text(config), task, config))
+    return _anatomy(_AnatomyKey(settings_text(config), task, config))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _AnatomyKey:
     """Cache key of an anatomy: the settings of a config, and the task."""
 
     settings: str
@@ -201,8 +201,8 @@ class _Asked:
 
 
 @lru_cache(maxsize=4)
-def _anatomy(asked: _Asked) -> Anatomy:
-    found = _taken_apart(build_skeleton(asked.config, asked.task))
+def _anatomy(key: _AnatomyKey) -> Anatomy:
+    found = _taken_apart(build_skeleton(key.config, key.task))
     count = found.architecture.num_blocks
     if count > 1:  # a trial cut, before a peer hosts a stage of it
         fill_buffers(found.cut(LayerRange(count // 2, count)))
@@ -406,7 +406,9 @@ def _run(
             failures.append(f"{type(exc).__name__}: {exc}".partition("\n")[0])
         else:
             return trace
-    raise _refused(skeleton, f"what is around its blocks does not run without them ({failures[0]})")
+    raise _refused(
+        skeleton, f"the modules around its blocks do not run without them ({failures[0]})"
+    )
 
 
 @contextmanager
@@ -445,17 +447,17 @@ def _block_probe(
     hidden = given.pop(next(iter(given)))
     expected = (_NUM_SAMPLES, _NUM_TOKENS, skeleton.config.hidden_size)
     if not isinstance(hidden, Tensor) or hidden.shape != expected:
-        came = list(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
+        got = list(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
         if index == 0:
             raise _refused(
-                skeleton, f"expected its blocks to take hidden states {list(expected)}, not {came}"
+                skeleton, f"expected its blocks to take hidden states {list(expected)}, got {got}"
             )
-        raise ValueError(f"block {index} is given {came}")  # another form may fit
+        raise ValueError(f"block {index} is given {got}")  # another form may fit
     if index != len(trace.given):
         raise _refused(skeleton, "expected each block to be called once, one after the other")
     trace.called.append(_BLOCK)
     leaves = _leaves(given)
-    trace.given.append([(name, _told(skeleton, value)) for name, value in leaves])
+    trace.given.append([(name, _name_or_value(skeleton, value)) for name, value in leaves])
     for name, value in leaves:
         if isinstance(value, Tensor) and value.requires_grad:
             makers = _makers(skeleton, around, value)
@@ -547,7 +549,7 @@ def _leaves(given: Mapping[str, object]) -> list[tuple[str, object]]:
     return [(keystr(path), value) for path, value in flat]
 
 
-def _told(skeleton: PreTrainedModel, value: object) -> object:
+def _name_or_value(skeleton: PreTrainedModel, value: object) -> object:
     if not isinstance(value, nn.Parameter):
         return value
     return next((name for name, own in skeleton.named_parameters() if own is value), value)

@@ -455,7 +455,9 @@ class OpenStep(Generic[Graph, Left]):
         """
         self.check_untouched(microbatch)
         if microbatch not in self.graphs:
-            raise OutOfTurn(f"step {self.number}: backward of microbatch {microbatch} came first")
+            raise OutOfTurn(
+                f"step {self.number}: backward of microbatch {microbatch} before its forward"
+            )
         return self.graphs[microbatch]
 
     def count(self, microbatch: MicrobatchIndex) -> Left:
@@ -468,7 +470,9 @@ class OpenStep(Generic[Graph, Left]):
             OutOfTurn: The microbatch had no backward, or counts already.
         """
         if microbatch not in self.left:
-            raise OutOfTurn(f"step {self.number}: nothing is left of microbatch {microbatch}")
+            raise OutOfTurn(
+                f"step {self.number}: microbatch {microbatch} had no backward, or counts already"
+            )
         self.counted.add(microbatch)
         return self.left.pop(microbatch)
 

@@ -171,7 +171,7 @@ class Checkpoint:
             with self._reading(name):
                 digest = TensorDigest(tensor).exhausted(pieces_of(tensor))
             if not digest.is_finite:
-                raise NonFiniteWeights(self._non_finite_in_words(name))
+                raise NonFiniteWeights(self._describe_non_finite(name))
             digests[name] = digest.digest()
         if self._ties(digests):
             digests[self._head] = digests[self._embedding]
@@ -180,8 +180,10 @@ class Checkpoint:
 
     def _dtype(self) -> Dtype:
         """Return the dtype of most weights, from the config."""
-        said = getattr(self.config, "dtype", None)
-        return next((one for one, dtype in TORCH_DTYPES.items() if dtype == said), Dtype.FLOAT32)
+        config_dtype = getattr(self.config, "dtype", None)
+        return next(
+            (one for one, dtype in TORCH_DTYPES.items() if dtype == config_dtype), Dtype.FLOAT32
+        )
 
     def load(
         self,
@@ -383,11 +385,11 @@ class Checkpoint:
         Raises:
             BadModel: A tensor or its file is unreadable, or does not fit the config.
         """
-        asked = dict.fromkeys(names)
+        requested = dict.fromkeys(names)
         spread = float(getattr(self.config, "initializer_range", None) or SPREAD)
-        for name in filter(self._begins, asked):
+        for name in filter(self._begins, requested):
             yield name, begun(name, self._own[name].shape, self._seed, spread)
-        wanted = dict.fromkeys(name for name in asked if not self._begins(name))
+        wanted = dict.fromkeys(name for name in requested if not self._begins(name))
         recipes = {id(self._recipes[name]): self._recipes[name] for name in wanted}
         with self._files.reading() as read:
             for recipe in recipes.values():
@@ -404,8 +406,8 @@ class Checkpoint:
             return {**recipe.follow(self._skeleton, wholes)}
         except Exception as exc:
             raise self._source.refused(
-                f"tensor {recipe.makes[0]} cannot be made of {', '.join(recipe.stored)[:200]} "
-                f"({one_line(exc)})"
+                f"tensor {recipe.makes[0]} cannot be assembled from "
+                f"{', '.join(recipe.stored)[:200]} ({one_line(exc)})"
             ) from exc
 
     @contextmanager
@@ -455,7 +457,7 @@ class Checkpoint:
         expected = _digest_in(model, part)
         if digest != expected:
             raise ModelDiffers(
-                f"the model differs in its {part}; expected the very weights and config that the "
+                f"the model differs in its {part}; expected the weights and config with which the "
                 "run began with",
                 private=f"model '{self.reference}': its {part} has digest {digest.hex()}, the "
                 f"run's {expected.hex()}",
@@ -472,10 +474,10 @@ class Checkpoint:
             raise NonFiniteWeights(
                 f"the model's {part}: tensor {name[:200]} has values that are inf or NaN; expected "
                 "finite weights",
-                private=self._non_finite_in_words(name),
+                private=self._describe_non_finite(name),
             )
 
-    def _non_finite_in_words(self, name: str) -> str:
+    def _describe_non_finite(self, name: str) -> str:
         files = ", ".join(self._files.files_of(self._recipes[name].stored))
         return (
             f"model '{self.reference}': tensor {name} in {files} has values that are inf or NaN "
@@ -518,13 +520,13 @@ def check_main_settings(config: ModelConfig, model: ModelSpec, reference: str) -
     Raises:
         ModelDiffers: The config is of another model.
     """
-    here = (config.model_type, config.num_hidden_layers, config.hidden_size, config.vocab_size)
+    own_sizes = (config.model_type, config.num_hidden_layers, config.hidden_size, config.vocab_size)
     run = (model.architecture, model.num_blocks, model.hidden_size, model.vocab_size)
-    if here != run:
+    if own_sizes != run:
         raise ModelDiffers(
             CONFIG_DIFFERS,
             private=f"model '{reference}': expected the run's architecture, blocks, channels and "
-            f"vocabulary {run}, got {here}",
+            f"vocabulary {run}, got {own_sizes}",
         )
 
 

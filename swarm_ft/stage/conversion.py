@@ -101,11 +101,11 @@ def stored_as(model: PreTrainedModel, name: str, tensor: Tensor, dtype: torch.dt
     Tensors that transformers always computes in float32, such as routers' biases, stay float32, and
     integers stay integers.
     """
-    kept = set(model._keep_in_fp32_modules_strict or ())  # noqa: SLF001 - no public name
+    in_float32 = set(model._keep_in_fp32_modules_strict or ())  # noqa: SLF001 - no public name
     if dtype is torch.float16:
-        kept |= set(model._keep_in_fp32_modules or ())  # noqa: SLF001
-    is_kept = any(f".{one}." in f".{name}." for one in kept)
-    return tensor if is_kept or not tensor.is_floating_point() else tensor.to(dtype)
+        in_float32 |= set(model._keep_in_fp32_modules or ())  # noqa: SLF001
+    stays_float32 = any(f".{one}." in f".{name}." for one in in_float32)
+    return tensor if stays_float32 or not tensor.is_floating_point() else tensor.to(dtype)
 
 
 def _made_by(rule: WeightConverter, first: str) -> tuple[str, ...]:

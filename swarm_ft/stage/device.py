@@ -53,7 +53,9 @@ def has_apple_gpu() -> bool:
 
 def _apple_gpu(dtype: torch.dtype) -> torch.device:
     if not torch.backends.mps.is_built():
-        raise BadOption("--device 'mps': this build of torch has none; on a Mac, reinstall torch")
+        raise BadOption(
+            "--device 'mps': this build of torch does not support it; on a Mac, reinstall torch"
+        )
     if not has_apple_gpu():
         raise BadOption(
             "--device 'mps': torch finds no Apple GPU; expected an Apple silicon Mac with "
@@ -88,7 +90,7 @@ def free_memory_bytes(device: torch.device) -> int:
     free = systems.free_memory_bytes()
     if free is None:
         raise BadOption(
-            "--memory: this system does not tell how much is free; give a size such as 4GiB"
+            "--memory: this system does not report its free memory; give a size such as 4GiB"
         )
     if device.type == "mps":  # it shares the machine's memory, up to a limit
         left = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()

@@ -299,8 +299,8 @@ class StageEngine:
                 "this run the head trains on its own (--tied-embeddings sync keeps them tied)",
                 self.layers,
             )
-        asks = reports_router(self._checkpoint.config)
-        if self.is_last and asks and not train.router_aux_loss_coef:
+        has_router_loss = reports_router(self._checkpoint.config)
+        if self.is_last and has_router_loss and not train.router_aux_loss_coef:
             _log.info(
                 "router-loss-left-out layers=%s: the config asks for the router's auxiliary loss; "
                 "this run trains without it (--router-aux-loss-coef, docs/reference/models.md)",
@@ -437,7 +437,9 @@ class StageEngine:
     def begin_text(self, max_tokens: int) -> StageText:
         """Begin a text; see `Engine`."""
         if not isinstance(self._task, CausalLm):
-            raise BadModel("expected a run of a causal language model; this one tells classes")
+            raise BadModel(
+                "expected a run of a causal language model; this one trains a classifier"
+            )
         positions = self._checkpoint.architecture.positions
         if positions is not None and max_tokens > positions:
             raise MalformedMessage(
@@ -445,10 +447,10 @@ class StageEngine:
                 "model has positions"
             )
         if self._keeping is None:
-            self._keeping = self._tried()
+            self._keeping = self._probe_cache()
         return StageText(self, max_tokens, self._keeping)
 
-    def _tried(self) -> Keeping:
+    def _probe_cache(self) -> Keeping:
         size = 1, sum(TRIED)
         x = torch.arange(size[1])[None] % self._spec.model.vocab_size
         if not self.is_first:
@@ -526,7 +528,7 @@ class StageEngine:
         if not total <= MAX_SQUARED_NORM:  # NaN fails this comparison too
             raise NonFinite(
                 f"step {self.open_step.number}: the gradient of layers {self.layers} is inf, NaN "
-                f"or as good as that, its norm {math.sqrt(total):.3g}{self.weights.origin}"
+                f"or too large: its norm is {math.sqrt(total):.3g}{self.weights.origin}"
             )
         return total
 

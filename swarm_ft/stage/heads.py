@@ -173,7 +173,7 @@ def config_for(task: Task, config: Any) -> Any:  # noqa: ANN401 - transformers' 
     return named
 
 
-def counts_by_class(told: Tensor, there: Tensor, num_classes: int) -> tuple[int, ...]:
+def counts_by_class(predicted: Tensor, labels: Tensor, num_classes: int) -> tuple[int, ...]:
     """Return for each class the true positives, all predictions and all labels.
 
     Args:
@@ -181,7 +181,7 @@ def counts_by_class(told: Tensor, there: Tensor, num_classes: int) -> tuple[int,
         there: Labels, int64 [N].
         num_classes: Number of classes.
     """
-    of_each = (told[told == there], told, there)
+    of_each = (predicted[predicted == labels], predicted, labels)
     counts = [torch.bincount(one.cpu(), minlength=num_classes) for one in of_each]
     return tuple(torch.cat(counts).tolist())
 

@@ -84,9 +84,9 @@ class HeldBytes:
         saved: list[ref[Tensor]] = []
 
         def save(tensor: Tensor) -> Tensor:
-            kept = tensor.detach()
-            saved.append(ref(kept))
-            return kept
+            detached = tensor.detach()
+            saved.append(ref(detached))
+            return detached
 
         with saved_tensors_hooks(save, lambda tensor: tensor):
             yield held
@@ -142,18 +142,18 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and not tensor.is_meta:
-                self._see(tensor)
+                self._count_storage(tensor)
         return result
 
-    def _see(self, tensor: Tensor) -> None:
+    def _count_storage(self, tensor: Tensor) -> None:
         key, storage = _key(tensor), tensor.untyped_storage()
         grown = storage.nbytes() - self._sizes.get(key, 0)
         if key not in self._alive:
-            self._alive[key] = ref(storage, partial(self._gone, key))
+            self._alive[key] = ref(storage, partial(self._on_freed, key))
         self._sizes[key] = storage.nbytes()
         self.now += grown
         self.most = max(self.most, self.now)
 
-    def _gone(self, key: int, _storage: object) -> None:
+    def _on_freed(self, key: int, _storage: object) -> None:
         self.now -= self._sizes.pop(key)
         del self._alive[key]

@@ -117,7 +117,7 @@ class HubCache:
                 than the owner's limits allow.
         """
         with self._lock:
-            repository = self._found(model.reference)
+            repository = self._find(model.reference)
             source = HubSource(
                 reference=model.reference,
                 revision=repository.commit,
@@ -146,17 +146,19 @@ class HubCache:
 
     # ---- lookups
 
-    def _found(self, name: str) -> Repository:
+    def _find(self, name: str) -> Repository:
         folder = self._folder / name.replace("/", "--")
         try:
-            found = self._announced(name, folder)
+            found = self._query_hub(name, folder)
         except RepositoryNotFoundError as error:  # the hub reports private ones in the same way
             raise BadModel(f"model '{name}': no public repository ({one_line(error)})") from error
         except Exception as error:
             # A run continues with the local files while the hub does not answer.
-            remembered = _remembered(name, folder)
+            remembered = _load_cached(name, folder)
             if remembered is None:
-                raise BadModel(f"model '{name}': no answer ({one_line(error)})") from error
+                raise BadModel(
+                    f"model '{name}': the hub did not answer ({one_line(error)})"
+                ) from error
             found = remembered
         known = self._in_use.get(name)
         if known is not None and known.commit == found.commit:
@@ -164,7 +166,7 @@ class HubCache:
         self._in_use[name] = found
         return found
 
-    def _announced(self, name: str, folder: Path) -> Repository:
+    def _query_hub(self, name: str, folder: Path) -> Repository:
         info = self._api.model_info(
             name, files_metadata=True, timeout=ANSWER_TIMEOUT_S, token=False
         )
@@ -202,7 +204,7 @@ class HubCache:
     def _fetch(self, repository: Repository, name: str, path: Path) -> None:
         num_bytes = repository.sizes[name]
         if num_bytes > self._left_bytes():
-            raise OSError(f"{name}: {num_bytes} bytes are more than are left of --monthly-gb")
+            raise OSError(f"{name}: {num_bytes} bytes exceed what is left of --monthly-gb")
         self._make_room(num_bytes)
         path.parent.mkdir(parents=True, exist_ok=True)
         (repository.folder / NEWEST).write_text(
@@ -234,17 +236,17 @@ class HubCache:
         """Delete the least recently used repositories that no run uses."""
         gc.collect()  # a released stage may hold its checkpoint in a reference cycle
         used = {one.folder for one in self._in_use.values()}
-        there = {path: bytes_in(path) for path in self._repositories()}
-        for path in sorted(there, key=_last_used_s):
-            if sum(there.values()) + num_bytes <= self.max_bytes:
+        folder_bytes = {path: bytes_in(path) for path in self._repositories()}
+        for path in sorted(folder_bytes, key=_last_used_s):
+            if sum(folder_bytes.values()) + num_bytes <= self.max_bytes:
                 break
             if path not in used:
                 shutil.rmtree(path)
                 logger.info("model %s: deleted, to make room (--model-disk)", path.name)
-                del there[path]
-        if sum(there.values()) + num_bytes > self.max_bytes:
+                del folder_bytes[path]
+        if sum(folder_bytes.values()) + num_bytes > self.max_bytes:
             raise OSError(
-                f"{num_bytes} bytes more have no room in --model-disk of {self.max_bytes} bytes"
+                f"{num_bytes} more bytes do not fit into --model-disk of {self.max_bytes} bytes"
             )
 
     def _repositories(self) -> list[Path]:
@@ -288,8 +290,8 @@ def most_bytes(model: ModelSpec) -> int:
     positions and norms. Checkpoints in float64 exceed it.
     """
     ends = 2 * BYTES_PER_FLOAT * model.vocab_size * model.hidden_size
-    told = model.num_blocks * model.block_bytes + model.shared_bytes + ends
-    return int(TOLERANCE * told) + SLACK_BYTES
+    total_bytes = model.num_blocks * model.block_bytes + model.shared_bytes + ends
+    return int(TOLERANCE * total_bytes) + SLACK_BYTES
 
 
 def _indexed_bytes(source: HubSource) -> int:
@@ -302,16 +304,16 @@ def _indexed_bytes(source: HubSource) -> int:
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
         files = {str(file) for file in index["weight_map"].values()}
-        told = int(index.get("metadata", {}).get("total_size", 0))
+        total_bytes = int(index.get("metadata", {}).get("total_size", 0))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise source.refused(f"{INDEX_FILE} has no readable weight_map") from error
     missing = files - sizes.keys()
     if missing:
-        raise source.refused(f"{INDEX_FILE} names '{min(missing)[:100]}', which is not there")
-    return max(told, sum(sizes[file] for file in files))
+        raise source.refused(f"{INDEX_FILE} names '{min(missing)[:100]}', which does not exist")
+    return max(total_bytes, sum(sizes[file] for file in files))
 
 
-def _remembered(name: str, folder: Path) -> Repository | None:
+def _load_cached(name: str, folder: Path) -> Repository | None:
     """Return the repository at the commit that was fetched last; None if there is none."""
     try:
         newest = json.loads((folder / NEWEST).read_text(encoding="utf-8"))

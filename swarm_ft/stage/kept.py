@@ -122,11 +122,11 @@ def try_out(config: ModelConfig, layers: LayerRange, x: Tensor, run: Run, rtol: 
         why = f"{type(exc).__name__}: {exc}".partition("\n")[0]
         raise _refused(config, f"they do not run with it ({why})") from exc
     if not sizes[-1]:
-        raise _refused(config, "they left nothing in it")
+        raise _refused(config, "they stored nothing in it")
     raise _refused(
         config,
-        f"layers {layers} give for a text in parts something else than for the whole "
-        f"(off by {off:.2g} of it, expected {rtol:g} at most)",
+        f"layers {layers} compute other values for a text in parts than for the whole text "
+        f"(relative difference {off:.2g}, expected {rtol:g} at most)",
     )
 
 
@@ -148,6 +148,6 @@ def _in_parts(
 
 def _refused(config: ModelConfig, why: str) -> BadModel:
     return BadModel(
-        f"architecture '{config.model_type}' cannot generate by stages: expected its blocks to "
+        f"architecture '{config.model_type}' cannot generate in stages: expected its blocks to "
         f"keep what they need of a text in transformers' own cache; {why}"
     )

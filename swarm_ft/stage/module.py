@@ -126,11 +126,11 @@ class StageModule(nn.Module):
         self._unnamed = (model,)
         for name, part in model.named_children():
             self.add_module(name, part)
-        self._passage = _Passage(layers, embedded_size(model, layers))
+        self._range = _BlockRange(layers, embedded_size(model, layers))
         self._by_length = LengthDependence(model)
         self.recomputes = False
         self._masks_documents: bool | None = None
-        model.get_submodule(self.architecture.blocks).called_by = self._passage.door
+        model.get_submodule(self.architecture.blocks).called_by = self._range.proxy
 
     @property
     def causal(self) -> PreTrainedModel:
@@ -213,23 +213,23 @@ class StageModule(nn.Module):
         """
         base = base_of(self.causal)[1]
         if cache is not None:
-            return self._passed(partial(base, past_key_values=cache), x, dropout, cache)[0]
-        return self._computed(base, x, dropout, lengths)[0]
+            return self._run_blocks(partial(base, past_key_values=cache), x, dropout, cache)[0]
+        return self._compute(base, x, dropout, lengths)[0]
 
     def routed(self, x: Tensor, dropout: DropoutSeeds | None, lengths: Lengths) -> Outputs:
         """Compute hidden states, and router logits [B T, experts] of each block with a router."""
         base = partial(base_of(self.causal)[1], output_router_logits=True)
-        return self._computed(base, x, dropout, lengths)
+        return self._compute(base, x, dropout, lengths)
 
-    def _computed(
+    def _compute(
         self, base: Callable[..., object], x: Tensor, dropout: DropoutSeeds | None, lengths: Lengths
     ) -> Outputs:
         if lengths is None or not (is_packed(lengths) or self._by_length.parts(tokens_of(lengths))):
-            return self._passed(self._masked(base, x, lengths), x, dropout)
+            return self._run_blocks(self._masked(base, x, lengths), x, dropout)
 
         def run(x: Tensor, part: int = 0, **named: Tensor) -> Outputs:
             seeds = None if dropout is None else replace(dropout, part=part)
-            return self._passed(partial(base, **named), x, seeds)
+            return self._run_blocks(partial(base, **named), x, seeds)
 
         if self._by_length:
             return apart(run, x, lengths, self._by_length.kind_of)
@@ -254,7 +254,7 @@ class StageModule(nn.Module):
             x = torch.randn(*TRIED_SIZE, config.hidden_size, generator=random)
 
         def run(x: Tensor, part: int = 0, **named: Tensor) -> Outputs:
-            return self._passed(partial(base, **named), x, None)
+            return self._run_blocks(partial(base, **named), x, None)
 
         does = masks_documents(run, x.to(next(self.parameters()).device))
         if not does:
@@ -266,21 +266,21 @@ class StageModule(nn.Module):
             )
         return does
 
-    def _passed(
+    def _run_blocks(
         self,
         base: Callable[..., object],
         x: Tensor,
         dropout: DropoutSeeds | None,
         cache: Cache | None = None,
     ) -> Outputs:
-        self._passage.recomputes = self.recomputes
+        self._range.recomputes = self.recomputes
         self._by_length.forget()
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
-                passed = self._passage.through(self._reading(base, x), None, dropout, cache)
+                passed = self._range.through(self._reading(base, x), None, dropout, cache)
             else:
-                entered = self._passage.without_input(base, x)
-                passed = self._passage.through(entered, x, dropout, cache)
+                entered = self._range.without_input(base, x)
+                passed = self._range.through(entered, x, dropout, cache)
         result, hidden = passed
         return hidden, tuple(getattr(result, RECORDED, None) or ())
 
@@ -320,13 +320,13 @@ class StageModule(nn.Module):
 
     def logits(self, hidden_btc: Tensor) -> Tensor:
         """Return the whole model's logits for its last block's output; see `Ending`."""
-        logits: Tensor = self._passage.beyond(self.causal, hidden_btc).logits
+        logits: Tensor = self._range.beyond(self.causal, hidden_btc).logits
         return logits
 
     def normed(self, hidden_btc: Tensor) -> Tensor:
         """Return the normalised output of the last block; see `Ending`."""
         _, base = base_of(self.causal)
-        normed: Tensor = self._passage.beyond(base, hidden_btc).last_hidden_state
+        normed: Tensor = self._range.beyond(base, hidden_btc).last_hidden_state
         return normed
 
     def scores(self, normed: Tensor) -> Tensor:
@@ -341,7 +341,7 @@ def tokens_among(x: Tensor, lengths: Sequence[int | tuple[int, ...]]) -> Tensor:
     return places < torch.tensor(tokens_of(lengths), device=x.device)[:, None]
 
 
-class _Passage:
+class _BlockRange:
     """The range of a stage's blocks inside of transformers' forward.
 
     That forward goes from tokens to logits. Before the stage's blocks it computes only the first
@@ -402,14 +402,14 @@ class _Passage:
             with torch.set_grad_enabled(self._with_graph and leads_in):
                 result = forward(use_cache=use_cache)
             if self._hidden is None:
-                raise OutOfTurn("the model's base went by its blocks")
+                raise OutOfTurn("the model's base did not call its blocks")
             return result, self._hidden
         finally:
             self._hidden = self._dropout = None
 
-    def door(self, index: int, block: nn.Module) -> _Door:
+    def proxy(self, index: int, block: nn.Module) -> _BlockProxy:
         """Return the object that a base calls in a block's place."""
-        return _Door(self, index, block)
+        return _BlockProxy(self, index, block)
 
     def cross(
         self, index: int, block: nn.Module, inputs: tuple[object, ...], named: dict[str, object]
@@ -454,10 +454,10 @@ def _form_of(result: object) -> Callable[[Tensor], object]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Door:
+class _BlockProxy:
     """A block as its base sees it."""
 
-    passage: _Passage
+    passage: _BlockRange
     index: int
     block: nn.Module
 

@@ -111,7 +111,7 @@ class _Singly(ABC):
     def __init__(self, groups: Groups, kept: Callable[[torch.Size], KeptByName]) -> None:
         self.param_groups: Groups = [{"lr": 0.0, **group} for group in groups]
         self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
-        self._kept = kept
+        self._state_of = kept
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients."""
@@ -131,7 +131,7 @@ class _Singly(ABC):
 
     def _begun(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         kept = self.state[parameter]
-        for name, one in self._kept(parameter.shape).items():
+        for name, one in self._state_of(parameter.shape).items():
             kept[name] = one.begun(parameter.device)
         return kept
 
@@ -233,8 +233,8 @@ class _Mean:
         values = self.kept[self.name].view(-1)[self.piece]
         if values.dtype is torch.float32:
             return values.clone()
-        told = decoded(values, self._scales(), signed=self._is_signed)
-        return told if self._is_signed else told.square_()
+        values_in = decoded(values, self._scales(), signed=self._is_signed)
+        return values_in if self._is_signed else values_in.square_()
 
     def write(self, means: Tensor) -> None:
         """Store values."""
@@ -242,8 +242,8 @@ class _Mean:
         if values.dtype is torch.float32:
             values.copy_(means)
             return
-        told = means if self._is_signed else means.sqrt()
-        codes, scales = encoded(told, signed=self._is_signed)
+        values_in = means if self._is_signed else means.sqrt()
+        codes, scales = encoded(values_in, signed=self._is_signed)
         values.copy_(codes)
         self._scales().copy_(scales)
 
@@ -259,19 +259,19 @@ class _Mean:
 # ---- the kinds of optimizers
 
 
-def _adamw_kept(shape: torch.Size) -> KeptByName:
+def _adamw_state(shape: torch.Size) -> KeptByName:
     return {MEAN: Kept(shape), SQUARE: Kept(shape), STEP: Kept(torch.Size())}
 
 
-def _adamw_8bit_kept(shape: torch.Size) -> KeptByName:
+def _adamw_8bit_state(shape: torch.Size) -> KeptByName:
     if len(shape) < 2:
-        return _adamw_kept(shape)
+        return _adamw_state(shape)
     codes, scales = Kept(shape, torch.uint8), Kept(torch.Size((num_scales(shape.numel()),)))
     means = {MEAN: codes, MEAN + _SCALES: scales, SQUARE: codes, SQUARE + _SCALES: scales}
     return {**means, STEP: Kept(torch.Size())}
 
 
-def _adafactor_kept(shape: torch.Size) -> KeptByName:
+def _adafactor_state(shape: torch.Size) -> KeptByName:
     if len(shape) < 2:
         return {"variance": Kept(shape), STEP: Kept(torch.Size())}
     rows = Kept(torch.Size((*shape[:-1], 1)))
@@ -279,7 +279,7 @@ def _adafactor_kept(shape: torch.Size) -> KeptByName:
     return {"row_var": rows, "col_var": columns, STEP: Kept(torch.Size())}
 
 
-def _sgd_kept(_shape: torch.Size) -> KeptByName:
+def _sgd_state(_shape: torch.Size) -> KeptByName:
     return {}
 
 
@@ -288,11 +288,11 @@ def _adamw(groups: Groups) -> Stepper:
 
 
 def _adamw_8bit(groups: Groups) -> Stepper:
-    return AdamW8bit(groups, _adamw_8bit_kept)
+    return AdamW8bit(groups, _adamw_8bit_state)
 
 
 def _adafactor(groups: Groups) -> Stepper:
-    return Adafactor(groups, _adafactor_kept)
+    return Adafactor(groups, _adafactor_state)
 
 
 def _sgd(groups: Groups) -> Stepper:
@@ -302,8 +302,8 @@ def _sgd(groups: Groups) -> Stepper:
 NEVER_NEGATIVE = {SQUARE, SQUARE + _SCALES, MEAN + _SCALES, "variance", "row_var", "col_var"}
 """State that is never negative: means of squares, and scales."""
 _KINDS = {
-    Optim.ADAMW: Kind("adamw", _adamw_kept, _adamw),
-    Optim.ADAMW_8BIT: Kind("adamw-8bit", _adamw_8bit_kept, _adamw_8bit),
-    Optim.ADAFACTOR: Kind("adafactor", _adafactor_kept, _adafactor),
-    Optim.SGD: Kind("sgd", _sgd_kept, _sgd),
+    Optim.ADAMW: Kind("adamw", _adamw_state, _adamw),
+    Optim.ADAMW_8BIT: Kind("adamw-8bit", _adamw_8bit_state, _adamw_8bit),
+    Optim.ADAFACTOR: Kind("adafactor", _adafactor_state, _adafactor),
+    Optim.SGD: Kind("sgd", _sgd_state, _sgd),
 }

@@ -140,13 +140,13 @@ class _Blank:
     ) -> dict[str, Tensor]:
         """Return tensors without values; see `Checkpoint.load`."""
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        answers = _Affirming(self._train)
+        answers = _AssumeTrue(self._train)
         for mode in (_masks_of_values(), fake, answers, self._live):
             self._modes.enter_context(mode)
         return self._checkpoint.blank(layers, model, tie=tie, forms=forms)
 
 
-class _Affirming(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _AssumeTrue(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers questions about missing values: all are finite, all tokens are targets.
 
     In a text with one class, one token is the target.

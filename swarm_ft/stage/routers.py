@@ -35,7 +35,7 @@ def check_routers(config: ModelConfig, options: TrainOptions) -> None:
     recorded = getattr(base, "_can_record_outputs", None) or {}
     if RECORDED not in recorded or not experts_per_token(config):
         raise BadOption(
-            "--router-aux-loss-coef: expected a mixture of experts whose routers tell their "
+            "--router-aux-loss-coef: expected a mixture of experts whose routers report their "
             f"choices, got architecture '{config.model_type}'"
         )
 

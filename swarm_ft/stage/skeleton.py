@@ -61,8 +61,8 @@ def base_of(skeleton: PreTrainedModel) -> tuple[str, PreTrainedModel]:
     children = dict(skeleton.named_children())
     found = [name for name, child in children.items() if isinstance(child, PreTrainedModel)]
     if len(found) != 1:
-        told = ", ".join(found) or "none"
-        raise refused(skeleton.config, f"expected one model beside its head, found {told}")
+        names = ", ".join(found) or "none"
+        raise refused(skeleton.config, f"expected one model beside its head, found {names}")
     return found[0], children[found[0]]
 
 
@@ -98,9 +98,9 @@ def build_skeleton(config: ModelConfig, task: Task) -> PreTrainedModel:
         BadModel: The model is no decoder, and no encoder with a known head.
         ValueError: transformers cannot build a model of this config.
     """
-    is_wanted = not sees_all(config) or (head_of(task).is_new and config.model_type in ENCODERS)
-    if not is_wanted or getattr(config, "is_encoder_decoder", False):
-        raise refused(config, "expected a decoder, whose tokens see none behind them")
+    is_supported = not sees_all(config) or (head_of(task).is_new and config.model_type in ENCODERS)
+    if not is_supported or getattr(config, "is_encoder_decoder", False):
+        raise refused(config, "expected a decoder, whose tokens do not see later tokens")
     untied = copy.deepcopy(config_for(task, config))
     untied.tie_word_embeddings = False
     if reports_router(config):

@@ -128,7 +128,7 @@ def _indexed_file_names(source: Source) -> dict[str, str]:
     index = source.find(INDEX_FILE)
     if index is None:
         raise source.refused(
-            f"expected {SINGLE_FILE} or {INDEX_FILE}, could get neither (other formats can hold "
+            f"expected {SINGLE_FILE} or {INDEX_FILE}, found neither (other formats can hold "
             f"code and are not read: convert with save_pretrained)"
         )
     try:

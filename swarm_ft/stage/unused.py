@@ -43,11 +43,11 @@ class Unused:
 
     def lines(self) -> list[str]:
         """Return lines about the unused tensors, for people."""
-        told = (
+        groups = (
             (self.biases, "biases that the model's config.json switches off are not used"),
             (self.others, "tensors of the checkpoint that the model does not use"),
         )
-        return [f"{words}: {in_short(names)}" for names, words in told if names]
+        return [f"{words}: {in_short(names)}" for names, words in groups if names]
 
 
 def find_unused(

@@ -73,12 +73,12 @@ class DeferredLinears:
         # The references are weak, because a released stage must free its memory at once.
         self._layers = [ref(layer) for layer in own_linears(module).values()]
         for weak in self._layers:
-            _there(weak).forward = partial(self._forward, weak)
+            _layer_of(weak).forward = partial(self._forward, weak)
 
     def restore(self) -> None:
         """Restore the layers' own forward."""
         for weak in self._layers:
-            del _there(weak).forward
+            del _layer_of(weak).forward
 
     def forget(self) -> None:
         """Drop deferred products and casts, because weights have changed."""
@@ -147,7 +147,7 @@ class DeferredLinears:
             self._left.append(product)
 
     def _forward(self, weak: ref[nn.Module], x: Tensor) -> Tensor:
-        layer = _there(weak)
+        layer = _layer_of(weak)
         # The cast precedes the layer, as in autocast, so that the copy is kept for the backward.
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -242,7 +242,7 @@ def _product_in_blocks(gradient_no: Tensor, weight_oi: Tensor) -> Tensor:
     return gradient_ni
 
 
-def _there(layer: ref[nn.Module]) -> nn.Module:
+def _layer_of(layer: ref[nn.Module]) -> nn.Module:
     found = layer()
     if found is None:
         raise OutOfTurn("a layer cannot compute: its stage was released")

@@ -84,9 +84,9 @@ class StageWeights:
     def _lasting_bytes(self) -> int:
         gradients = sum(parameter.nbytes for parameter in self._by_name())
         kept = self._kind.kept_bytes(self._by_name())
-        return Storages.of(self._held()).num_bytes + gradients + kept
+        return Storages.of(self._tensors()).num_bytes + gradients + kept
 
-    def _held(self) -> Iterator[Tensor]:
+    def _tensors(self) -> Iterator[Tensor]:
         yield from self.module.parameters()
         yield from (one for name, one in self.module.named_buffers() if name.endswith(SCALES))
 
@@ -97,7 +97,7 @@ class StageWeights:
 
     def squared_grad_norm(self) -> float:
         """Return the sum of squares of the gradients in float64; shared weights count once."""
-        own = self._told_here(self._trained)
+        own = self._without_copies(self._trained)
         norms = [
             torch.linalg.vector_norm(piece, dtype=torch.float64)
             for parameter in own.values()
@@ -166,7 +166,7 @@ class StageWeights:
         Weights that several stages hold are in the first stage's shard alone. Tensors that are not
         stored in their exported form are created one block after the other.
         """
-        own = self._told_here(merged_weights(self.module))
+        own = self._without_copies(merged_weights(self.module))
         part_of = self.module.architecture.part_of
         # A rule may join several tensors to one published tensor, all of the same block.
         parts = [dict(part) for _, part in groupby(own.items(), lambda item: part_of(item[0]))]
@@ -200,9 +200,9 @@ class StageWeights:
         state: dict[str, Tensor] = {}
         for name, parameter in self._trained.items():
             state[name] = _copy(parameter)
-            held = self._optimizer.state.get(parameter) or {}
+            own_state = self._optimizer.state.get(parameter) or {}
             for part, kept in self._kind.kept(parameter.shape).items():
-                copy = _copy(held[part]) if part in held else kept.begun()
+                copy = _copy(own_state[part]) if part in own_state else kept.begun()
                 state[_key(self._kind, part, name)] = copy
         return state
 
@@ -236,7 +236,7 @@ class StageWeights:
     def _shared_weights(self) -> list[nn.Parameter]:
         return [self._trained[name] for name in self._shared if name in self._trained]
 
-    def _told_here(self, own: dict[str, T]) -> dict[str, T]:
+    def _without_copies(self, own: dict[str, T]) -> dict[str, T]:
         return {name: one for name, one in own.items() if name not in self._copies}
 
 
@@ -279,7 +279,7 @@ def _parts(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 # that neither is part of the state. Nor are frozen weights, which every peer reads from the run's
 # checkpoint.
 
-_MAX_NAMES_TOLD = 3
+_MAX_NAMES_SHOWN = 3
 
 
 def _key(kind: Kind, part: str, name: str) -> str:
@@ -303,7 +303,7 @@ def _check(kind: Kind, parameters: Mapping[str, nn.Parameter], state: Mapping[st
     for name, parameter in parameters.items():
         _check_finite(name, state[name])
         for part in kind.kept(parameter.shape):
-            _check_kept(part, _key(kind, part, name), state)
+            _check_state_part(part, _key(kind, part, name), state)
 
 
 def _expected(kind: Kind, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Kept]]:
@@ -317,8 +317,8 @@ def _check_names(expected: set[str], got: set[str]) -> None:
     missing, unknown = sorted(expected - got), sorted(got - expected)
     if missing or unknown:
         raise BadSnapshot(
-            f"state: expected {len(expected)} tensors of this stage; it lacks "
-            f"{_some(missing)}, and has beside them {_some(unknown)}"
+            f"state: expected {len(expected)} tensors of this stage; missing: "
+            f"{_some(missing)}, unknown: {_some(unknown)}"
         )
 
 
@@ -327,7 +327,7 @@ def _check_finite(key: str, tensor: Tensor) -> None:
         raise BadSnapshot(f"state: {key} is inf or NaN somewhere; take it from another source")
 
 
-def _check_kept(part: str, key: str, state: Mapping[str, Tensor]) -> None:
+def _check_state_part(part: str, key: str, state: Mapping[str, Tensor]) -> None:
     if part == STEP:
         steps = float(state[key])
         if not (0 <= steps <= MAX_STEPS and steps.is_integer()):
@@ -342,6 +342,6 @@ def _check_kept(part: str, key: str, state: Mapping[str, Tensor]) -> None:
 
 
 def _some(names: list[str]) -> str:
-    told = ", ".join(name[:100] for name in names[:_MAX_NAMES_TOLD]) or "none"
-    more = len(names) - _MAX_NAMES_TOLD
-    return f"{told} and {more} more" if more > 0 else told
+    shown = ", ".join(name[:100] for name in names[:_MAX_NAMES_SHOWN]) or "none"
+    more = len(names) - _MAX_NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown

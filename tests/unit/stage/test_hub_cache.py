@@ -187,7 +187,7 @@ def test_a_run_goes_on_while_the_hub_does_not_answer(hub: Hub, model: ModelSpec)
     opened(hub, model, "org/llama")
     hub.server.RequestHandlerClass.do_GET = lambda self: self.send_error(503)  # type: ignore[attr-defined]
     opened(hub, model, "org/llama").load(LayerRange(0, 1), model)
-    assert "no answer" in refused(hub, model, "org/other")
+    assert "the hub did not answer" in refused(hub, model, "org/other")
 
 
 def test_a_repository_that_is_not_public_is_not_available(hub: Hub, model: ModelSpec) -> None:
@@ -235,7 +235,7 @@ def test_an_index_that_names_other_files_is_refused(hub: Hub, model: ModelSpec, 
     index = json.loads(path.read_text())
     index["weight_map"]["lm_head.weight"] = file
     path.write_text(json.dumps(index))
-    assert "which is not there" in refused(hub, model, "org/sharded")
+    assert "which does not exist" in refused(hub, model, "org/sharded")
 
 
 def test_a_large_config_is_not_fetched(hub: Hub, model: ModelSpec) -> None:
@@ -299,7 +299,7 @@ def test_models_that_no_run_uses_make_room(hub: Hub, model: ModelSpec, tmp_path:
     in_use.load(LayerRange(0, 1), model)
 
     again = opened(hub, model, "org/third", cache)
-    assert "no room in --model-disk" in refused(hub, model, "org/other", cache)
+    assert "do not fit into --model-disk" in refused(hub, model, "org/other", cache)
     del in_use
     gc.collect()
     opened(hub, model, "org/other", cache)
@@ -308,5 +308,5 @@ def test_models_that_no_run_uses_make_room(hub: Hub, model: ModelSpec, tmp_path:
 
 def test_without_a_budget_nothing_is_fetched(hub: Hub, model: ModelSpec, tmp_path: Path) -> None:
     cache = HubCache(tmp_path / "cache", 0, endpoint=hub.endpoint)
-    assert "no room in --model-disk" in refused(hub, model, cache=cache)
+    assert "do not fit into --model-disk" in refused(hub, model, cache=cache)
     assert not [path for path in hub.asked if path.startswith("/files")]

@@ -36,10 +36,10 @@ def test_what_is_in_the_gradients_is_not_computed_again(
 
 
 def test_a_backward_needs_a_forward_and_weights_need_a_backward(step: TextStep) -> None:
-    with pytest.raises(OutOfTurn, match="backward of microbatch 3 came first"):
+    with pytest.raises(OutOfTurn, match="backward of microbatch 3 before its forward"):
         step.graph_of(MicrobatchIndex(3))
     for microbatch in (0, 2, 3):
-        with pytest.raises(OutOfTurn, match=f"nothing is left of microbatch {microbatch}"):
+        with pytest.raises(OutOfTurn, match=f"microbatch {microbatch} had no backward"):
             step.count(MicrobatchIndex(microbatch))
 
 

@@ -146,12 +146,12 @@ def spoiled(value: float) -> Callable[[Tensor], Tensor]:
 
 HEAD = "lm_head.weight"
 LIES: dict[str, tuple[Lie, str]] = {
-    "a tensor is missing": (lambda state: state.pop(HEAD), f"lacks {HEAD}"),
+    "a tensor is missing": (lambda state: state.pop(HEAD), f"missing: {HEAD}"),
     "a moment is missing": (
         lambda state: state.pop(f"adamw/exp_avg/{HEAD}"),
-        f"lacks adamw/exp_avg/{HEAD}",
+        f"missing: adamw/exp_avg/{HEAD}",
     ),
-    "a tensor too many": (lambda state: state.update({"more": torch.zeros(1)}), "beside them more"),
+    "a tensor too many": (lambda state: state.update({"more": torch.zeros(1)}), "unknown: more"),
     "another shape": (changed(HEAD, lambda t: t[:-1]), "expected lm_head.weight as torch.float32"),
     "the same number of values": (changed(HEAD, lambda t: t.T), "expected lm_head.weight as"),
     "another dtype": (changed(HEAD, lambda t: t.double()), "got torch.float64"),

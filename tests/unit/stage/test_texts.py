@@ -124,7 +124,7 @@ def test_families_whose_blocks_keep_nothing_in_a_cache_are_refused(
 ) -> None:
     (stage,) = engines(model_dir(family), make_train_spec(), 1)
     with pytest.raises(
-        BadModel, match=f"'{family}' cannot generate by stages: expected its blocks"
+        BadModel, match=f"'{family}' cannot generate in stages: expected its blocks"
     ):
         stage.begin_text(20)
 
