@@ -112,7 +112,7 @@ PLAIN = Ignored()
 # ---- transformers.TrainingArguments
 
 _TRAINING_ARGUMENTS: Mapping[str, Decision] = {
-    # What is trained, and for how long.
+    # Steps, batches and seeds.
     "output_dir": Honoured("out"),
     "per_device_train_batch_size": Honoured(),
     "gradient_accumulation_steps": Honoured(),
@@ -141,7 +141,7 @@ _TRAINING_ARGUMENTS: Mapping[str, Decision] = {
     "average_tokens_across_devices": Ignored(
         "a step's loss is the mean over all its learned tokens", default=True
     ),
-    # How machines compute.
+    # Devices and precision.
     **_all(("bf16", "fp16", "bf16_full_eval", "fp16_full_eval"), Ignored(PRECISION)),
     "activation_checkpointing": Honoured("gradient_checkpointing"),
     "gradient_checkpointing": Honoured("gradient_checkpointing"),
@@ -320,7 +320,7 @@ _AXOLOTL: Mapping[str, Decision] = {
     **_all(("sample_packing_group_size", "sample_packing_bin_size"), PLAIN),
     **_all(("sample_packing_eff_est", "sample_packing_mp_start_method"), PLAIN),
     **_all(("total_num_tokens", "total_supervised_tokens", "tokenizer_type"), PLAIN),
-    # The end of each turn that is learned is learned as well.
+    # The loss covers the end of each learned turn in any case.
     "eot_tokens": PLAIN,
     **_all(("is_llama_derived_model", "is_mistral_derived_model"), PLAIN),
     **_all(("is_qwen_derived_model", "hf_use_auth_token"), PLAIN),

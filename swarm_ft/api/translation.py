@@ -163,7 +163,7 @@ class _Translation:
             "adapter": self._adapter,
             "peft_use_dora": lambda value: self._if_true(value, "adapter", "dora"),
             "excess_length_strategy": lambda value: self._set("truncation", value),
-            "lora_target_linear": lambda value: None,  # see _resolve_targets
+            "lora_target_linear": lambda value: None,  # `_resolve_targets` reads it.
             "warmup_steps": self._warmup_steps,
             "warmup_ratio": self._warmup_ratio,
             "max_steps": self._max_steps,
@@ -174,8 +174,8 @@ class _Translation:
             "dataset_text_field": self._text_field,
             "report_to": lambda value: self._set("report_to", value or "none"),
             "model_init_kwargs": self._model_init,
-            "data_seed": lambda value: None,  # see _resolve_beside
-            "greater_is_better": lambda value: None,  # see _resolve_beside
+            "data_seed": lambda value: None,  # `_resolve_beside` reads it.
+            "greater_is_better": lambda value: None,  # `_resolve_beside` reads it.
             "use_tensorboard": lambda value: self._if_true(value, "report_to", "tensorboard"),
             "shuffle_merged_datasets": lambda value: self._if_true(value, "shuffle", True),
             "curriculum_sampling": lambda value: self._set("shuffle", not value),
@@ -190,7 +190,7 @@ class _Translation:
         if names is _JOB_FILE:
             self._special["push_to_hub"] = self._repository
         if names is _TRAINER:
-            # see _resolve_hub
+            # `_resolve_hub` sets both.
             self._special |= dict.fromkeys(("push_to_hub", "hub_model_id"), lambda value: None)
 
     def job(self, document: Mapping[str, Any]) -> TranslatedJob:

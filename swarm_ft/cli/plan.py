@@ -94,7 +94,7 @@ def _memory_line(memory: PeerMemory) -> str:
     count = memory.microbatches
     noun = "microbatch" if count == 1 else "microbatches"
     return (
-        f"          memory: weights and optimizer {size_words(memory.held)}, "
+        f"          memory: weights, gradients and optimizer {size_words(memory.held)}, "
         f"{count} {noun} of {size_words(memory.microbatch)}, "
         f"temporaries {size_words(memory.temporaries)}"
     )

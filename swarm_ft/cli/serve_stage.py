@@ -154,7 +154,7 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--threads",
     type=click.IntRange(1),
-    help="Number of CPU threads to compute with.  [default: all cores]",
+    help="Number of CPU threads to compute with.  [default: torch's own choice]",
 )
 @click.option(
     "--watts",
