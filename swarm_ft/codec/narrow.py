@@ -116,13 +116,13 @@ class NarrowCodec(Codec):
         kernels = self.kernels or kernels_for(x.device.type)
         scales = _choose_scales(x, base, self.spec, kernels)
         header = _written_scales(scales, self.spec.axis)
-        there = Scales(to_device(scales.rows, x.device), to_device(scales.cols, x.device))
+        on_device = Scales(to_device(scales.rows, x.device), to_device(scales.cols, x.device))
         grid = self._grid(header)
-        packed = kernels.quantize_pack(x, base, there, grid)
+        packed = kernels.quantize_pack(x, base, on_device, grid)
         shape = len(x), x.shape[1]
         return Payload(
             b"".join((header, to_host(packed)[0].data)),
-            lambda: kernels.unpack_dequantize(packed, shape, base, there, grid),
+            lambda: kernels.unpack_dequantize(packed, shape, base, on_device, grid),
         )
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:

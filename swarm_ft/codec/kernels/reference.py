@@ -155,12 +155,12 @@ class ReferenceKernels(Kernels):
         states = torch.full_like(frequency[:, 0], MIN_STATE)
         words, emits = torch.zeros_like(frequency), torch.zeros_like(is_there)
         for row in reversed(range(rows.shape[1])):
-            f, here = frequency[:, row].clamp(min=1), is_there[:, row]
-            emits[:, row] = here & (states >= f << (32 - PROBABILITY_BITS))
+            f, is_active = frequency[:, row].clamp(min=1), is_there[:, row]
+            emits[:, row] = is_active & (states >= f << (32 - PROBABILITY_BITS))
             words[:, row] = states & 0xFFFF
             states = torch.where(emits[:, row], states >> 16, states)
             coded = (states // f << PROBABILITY_BITS) + states % f + start[:, row]
-            states = torch.where(here, coded, states)
+            states = torch.where(is_active, coded, states)
         return Coded(states, emits.sum((1, 2)), words[emits].to(torch.int32))
 
     def decode_symbols(
@@ -174,14 +174,14 @@ class ReferenceKernels(Kernels):
         symbols = torch.zeros_like(rows)
         shift = before = torch.zeros_like(states)
         for row in range(rows.shape[1]):
-            context, here = rows[:, row] ^ shift * flip, is_there[:, row]
+            context, is_active = rows[:, row] ^ shift * flip, is_there[:, row]
             slot = states & (_TOTAL - 1)
             symbol = symbol_of[context, slot]
             shift, before = before ^ symbol & 1, shift
             symbols[:, row] = symbol
             f, start = frequencies[context, symbol].long(), starts[context, symbol]
-            states = torch.where(here, f * (states >> PROBABILITY_BITS) + slot - start, states)
-            reads = here & (states < MIN_STATE)
+            states = torch.where(is_active, f * (states >> PROBABILITY_BITS) + slot - start, states)
+            reads = is_active & (states < MIN_STATE)
             position = at + reads.cumsum(1) - reads.long()
             word = words[position.where(position < ends, len(words) - 1)].long()
             states = torch.where(reads, states << 16 | word, states)
@@ -208,9 +208,9 @@ class ReferenceKernels(Kernels):
         is_large = ratio.abs() > LARGEST_SYMBOL - 1
         errors[:, 0, is_large] = _NEVER  # the symbols of all larger codes are odd
         of_lanes = torch.stack([lanes_of(e, lanes) for e in errors.view(4, -1)])
-        there = _is_there(len(ratio), lanes, x.device)
-        path = _best_path(of_lanes.view(2, 2, *there.shape), there)
-        shifts, lowest = (part[there].to(torch.uint8) for part in path)
+        exists = _is_there(len(ratio), lanes, x.device)
+        path = _best_path(of_lanes.view(2, 2, *exists.shape), exists)
+        shifts, lowest = (part[exists].to(torch.uint8) for part in path)
         chosen = ways.gather(0, shifts.long()[None])[0]
         codes = ((chosen - lowest) / 2).round() * 2 + lowest
         apart = self.quantize(x, base, scales, WideGrid(seed=seed, shifts=shifts)).reshape(-1)
@@ -248,20 +248,20 @@ def _best_path(errors: Tensor, is_there: Tensor) -> tuple[Tensor, Tensor]:
     costs[0, 0] = 0
     befores = []
     for row in range(errors.shape[3]):
-        here, of_row = is_there[:, row], errors[:, :, :, row]
+        is_active, of_row = is_there[:, row], errors[:, :, :, row]
         # The axes are [next, shift, before]; the lowest bit is the difference of next and before.
         ways = torch.stack((costs + of_row, costs + of_row.flip(1)))
         least, before = ways.min(2)
         befores.append(before)
-        costs = torch.where(here, least - least.amin((0, 1)), costs)
+        costs = torch.where(is_active, least - least.amin((0, 1)), costs)
     shifts, bits = (torch.zeros_like(is_there, dtype=torch.int64) for _ in range(2))
     ends = costs.flatten(0, 1).argmin(0)
     after, shift = ends >> 1, ends & 1
     for row in reversed(range(errors.shape[3])):
-        here, states = is_there[:, row], befores[row].flatten(0, 1)
+        is_active, states = is_there[:, row], befores[row].flatten(0, 1)
         before = states.gather(0, (after * 2 + shift)[None])[0]
         shifts[:, row], bits[:, row] = shift, before ^ after
-        after, shift = torch.where(here, shift, after), torch.where(here, before, shift)
+        after, shift = torch.where(is_active, shift, after), torch.where(is_active, before, shift)
     return shifts, bits
 
 
