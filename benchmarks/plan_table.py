@@ -30,12 +30,12 @@ from transformers import (
 
 from swarm_ft.api.planning import read_model
 from swarm_ft.client.forecast import Forecast, duration_words, forecast
-from swarm_ft.client.options import PlanOptions, TrainOptions
+from swarm_ft.client.options import PlanOptions
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.step_cost import prior
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import Adapter
+from swarm_ft.protocol.spec.run_spec import Adapter, TrainOptions
 from swarm_ft.stage.rehearsal import rehearsed
 
 SAMPLES, EPOCHS, TOKENS, BATCH = 1000, 3, 1024, 32
