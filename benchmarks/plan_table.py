@@ -30,12 +30,12 @@ from transformers import (
 
 from swarm_ft.api.planning import read_model
 from swarm_ft.client.forecast import Forecast, duration_words, forecast
-from swarm_ft.client.options import PlanOptions, TrainOptions
+from swarm_ft.client.options import PlanOptions
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.step_cost import prior
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import Adapter
+from swarm_ft.protocol.spec.run_spec import Adapter, TrainOptions
 from swarm_ft.stage.rehearsal import rehearsed
 
 SAMPLES, EPOCHS, TOKENS, BATCH = 1000, 3, 1024, 32
@@ -75,12 +75,12 @@ LLAMA3_8B = LlamaConfig(
     num_key_value_heads=8,
     pad_token_id=0,
 )
-LORA_4BIT = {"adapter": Adapter.LORA, "load_in_4bit": True, "gradient_checkpointing": True}
+LORA_4BIT = {"adapter": Adapter.LORA, "load_in_4bit": True}
 JOBS = (
     Job("Qwen3 0.6B, all weights", QWEN3_06B, 2),
     Job("GPT-2 XL 1.5B, all weights", GPT2_XL, 4),
     Job("GPT-2 XL 1.5B, all weights", GPT2_XL, 8),
-    Job("Llama 3 8B, LoRA, 4-bit base, checkpointing", LLAMA3_8B, 4, LORA_4BIT),
+    Job("Llama 3 8B, LoRA in 4 bits", LLAMA3_8B, 4, LORA_4BIT),
 )
 
 
