@@ -305,6 +305,7 @@ async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: 
             try:
                 await peer.run()
             except asyncio.CancelledError:
+                line.say("leaving at once")
                 raise click.exceptions.Exit(LEFT_AT_ONCE) from None
             finally:
                 line.end()
