@@ -221,7 +221,7 @@ def watches(owner: Place, word: object) -> None:
     assert_told(owner.says("status", "--verbose", *way), WATCHING, *STATUS)
     assert_told(owner.says("losses", *way), WATCHING, *LOSSES)
     events = owner.says("events", *way)
-    assert_told(events, WATCHING, "peer mx5i6rodvv4hic5pko4px7ltpzy32ydi joined:")
+    assert_told(events, WATCHING, "peer loyal-ibis-95 joined:")
     assert_told(events[-1:], WATCHING, "2026-11-24 16:28:32")
     assert "a client fetched the result" in events[-1]
 
