@@ -82,7 +82,7 @@ def rates_of(state: SwarmState, run: Run) -> Rates:
         for peer, measured in run.measured.flops_per_s.items()
         if measured and peer in state.members
     }
-    carried = [rate for peer, rate in measured_rates.items() if state.carries(peer)]
+    carried = [rate for peer, rate in measured_rates.items() if state.may_host_alone(peer)]
     most = FASTER_AT_MOST * median_low(carried) if carried else math.inf
     credible = {peer: min(rate, most) for peer, rate in measured_rates.items()}
     links = {peer: member.links for peer, member in state.members.items()}

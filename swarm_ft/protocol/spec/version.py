@@ -19,7 +19,7 @@ A test checks that: `tests/unit/protocol/wire/test_golden_bytes.py`.
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class VersionField:
     """Metadata of a version's field: names of sender and receiver, for the error's text."""
 
     sender: str
