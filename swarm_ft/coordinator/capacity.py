@@ -166,12 +166,20 @@ class Capacity:
             if len(state.hosted.get(one.peer_id, ())) > state.members[one.peer_id].hello.max_beside
         ]
         if waits_s:  # the other runs there are over by then
-            alone = (replace(one, num_runs=0, busy=0.0, host_busy=0.0) for one in found.peers)
+            alone = (
+                replace(
+                    one, machine=self._machine(one.peer_id), num_runs=0, busy=0.0, host_busy=0.0
+                )
+                for one in found.peers
+            )
             starts_after_s = min(max(waits_s), MAX_LEFT_S)
             found = replace(found, peers=tuple(alone), starts_after_s=starts_after_s, beside_s=0.0)
         waiting = [run for run in state.going_runs if not run.attempt.assignments]
         reason = self._names.in_text(as_text(placement.reason))
         return replace(found, reason=reason, num_waiting=len(waiting))
+
+    def _machine(self, peer_id: PeerId) -> Machine:
+        return self._machines.get(peer_id, Machine())
 
     def _hosted(self, run_id: RunId, caller: Caller | None) -> Placed:
         """Return the peers that host a run.
@@ -196,7 +204,7 @@ class Capacity:
                 peer_id=one.peer_id,
                 layers=one.layers,
                 memory_bytes=state.members[one.peer_id].hello.memory_bytes,
-                machine=self._machines.get(one.peer_id, Machine()),
+                machine=around[one.peer_id].link_share(self._machine(one.peer_id)),
                 num_runs=around[one.peer_id].num_runs,
                 busy=around[one.peer_id].busy,
                 host_busy=around[one.peer_id].host_busy,

@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
-from swarm_ft.coordinator.plan.forecast import Rates, stage_time
+from swarm_ft.coordinator.plan.forecast import Rates, crossing, stage_time
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.machines.step_cost import (
     Factors,
@@ -26,6 +26,7 @@ from swarm_ft.protocol.machines.step_cost import (
     update_compute_cost,
     update_costs,
 )
+from swarm_ft.protocol.machines.step_time import Crossing, exchanged
 from swarm_ft.protocol.messages.capacity import Costs, Machine
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.spec.flops import stage_flops
@@ -51,6 +52,7 @@ class PeerLoad(NamedTuple):
         host_busy: Cores of its machine that all peers there demand.
         host_load: Cores of its machine that other programs demand.
         left_s: Seconds until the last of these runs ends, as far as known.
+        up_bytes_per_s, down_bytes_per_s: Bytes per second that these runs send and receive there.
     """
 
     num_runs: int = 0
@@ -58,6 +60,23 @@ class PeerLoad(NamedTuple):
     host_busy: float = 0.0
     host_load: float = 0.0
     left_s: float = 0.0
+    up_bytes_per_s: float = 0.0
+    down_bytes_per_s: float = 0.0
+
+    def link_share(self, machine: Machine) -> Machine:
+        """Return the machine with the rates that its link has left for one more run.
+
+        TCP shares a link about evenly, so one more run gets an equal part at least.
+        """
+        up, down = self.up_bytes_per_s, self.down_bytes_per_s
+        return replace(
+            machine,
+            up_bytes_per_s=self._left(machine.up_bytes_per_s, up),
+            down_bytes_per_s=self._left(machine.down_bytes_per_s, down),
+        )
+
+    def _left(self, bytes_per_s: float, used: float) -> float:
+        return max(bytes_per_s / (1 + self.num_runs), bytes_per_s - used)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +219,8 @@ def pipeline(
     is_first: bool,
 ) -> Pipeline:
     """Return the work of a step, from its peers' measurements of their machines and links."""
-    rates = _rates(machines, [peer for stage in stages for peer in stage.peers])
+    peers = [peer for stage in stages for peer in stage.peers]
+    rates = _rates({peer: around[peer].link_share(machines[peer]) for peer in peers})
     names = {peer: machine_name(machines, peer) for peer in rates.up}
     return Pipeline(
         stages=tuple(
@@ -229,16 +249,16 @@ def _stretched(around: PeerLoad) -> float:
     return min(float(around.num_runs), around.busy / max(1e-3, 1 - around.busy))
 
 
-def _rates(machines: Mapping[PeerId, Machine], peers: Sequence[PeerId]) -> Rates:
+def _rates(machines: Mapping[PeerId, Machine]) -> Rates:
     """Return the rates that peers measured against the coordinator."""
-    flops_per_s = {p: machines[p].flops_per_s for p in peers if machines[p].flops_per_s}
+    flops_per_s = {peer: one.flops_per_s for peer, one in machines.items() if one.flops_per_s}
     return Rates(
         flops_per_s=flops_per_s,
         usual_flops_per_s=median(flops_per_s.values()) if flops_per_s else math.inf,
-        up={peer: machines[peer].up_bytes_per_s or math.inf for peer in peers},
-        down={peer: machines[peer].down_bytes_per_s or math.inf for peer in peers},
+        up={peer: one.up_bytes_per_s or math.inf for peer, one in machines.items()},
+        down={peer: one.down_bytes_per_s or math.inf for peer, one in machines.items()},
         links={},
-        usual_way_s=fmean(machines[peer].round_trip_s for peer in peers) / 2,
+        usual_way_s=fmean(one.round_trip_s for one in machines.values()) / 2,
         summed_bytes=0.0,
     )
 
@@ -268,6 +288,7 @@ def load_on(
         for other in dict.fromkeys(run.peers)
         if run.run_id != but and (other == peer or (host and _host(machines, other) == host))
     ]
+    traffic = [_traffic(run, peer) for run in runs]
     return PeerLoad(
         num_runs=len(runs),
         busy=min(1.0, math.fsum(_share(run, peer) for run in runs)),
@@ -278,6 +299,8 @@ def load_on(
         ),
         host_load=loads_of(machines, [peer]).get(machine_name(machines, peer), 0.0),
         left_s=max((_left_s(run) for run, _ in near), default=0.0),
+        up_bytes_per_s=math.fsum(up for up, _ in traffic),
+        down_bytes_per_s=math.fsum(down for _, down in traffic),
     )
 
 
@@ -322,6 +345,23 @@ def _share(run: Run, peer: PeerId) -> float:
     microbatches = run.spec.train.batch_size // run.spec.train.micro_batch_size
     flops = stage_flops(run.spec, stage.layers) * microbatches / len(stage.peers)
     return min(1.0, flops / median(rates) / max(1e-6, median(step_seconds)))
+
+
+def _traffic(run: Run, peer: PeerId) -> tuple[float, float]:
+    """Return the bytes per second that a run sends and receives at a peer, in its present steps."""
+    stages, step_seconds, train = run.computing, run.measured.step_seconds, run.spec.train
+    index = next((number for number, one in enumerate(stages) if peer in one.peers), None)
+    if index is None or not step_seconds:
+        return 0.0, 0.0
+    is_first = run.past.committed_steps < train.steps_per_epoch
+    crossings = [
+        crossing(run.spec, stage, is_first=is_first) if number else Crossing()
+        for number, stage in enumerate(stages)
+    ]
+    microbatches = train.batch_size / train.micro_batch_size / len(stages[index].peers)
+    step_s = max(1e-6, median(step_seconds))
+    up_bytes, down_bytes = exchanged(crossings, index)
+    return microbatches * up_bytes / step_s, microbatches * down_bytes / step_s
 
 
 def _left_s(run: Run) -> float:

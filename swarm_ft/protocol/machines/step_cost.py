@@ -52,7 +52,7 @@ PRIOR_SPREAD = Factors(
 """Standard deviations of the factors' logarithms."""
 DRIFT = 0.06
 """Standard deviation of the change of the load's logarithm, from one run to the next."""
-NOISE = 0.12
+NOISE = 0.13
 """Relative standard deviation of a step's seconds by effects outside the model."""
 FEW_STEPS_NOISE = 0.35
 """Relative standard deviation of one step's seconds; the mean of more varies less."""

@@ -22,6 +22,7 @@ from swarm_ft.coordinator.facts.state import (
     Run,
     SwarmState,
 )
+from swarm_ft.coordinator.plan.forecast import crossing
 from swarm_ft.coordinator.plan.learned_costs import IDLE_PART, load_on, loads_of
 from swarm_ft.errors import BadInput, Busy, MalformedMessage, NotFound
 from swarm_ft.ids import PeerId, RunId
@@ -158,6 +159,25 @@ async def test_peers_on_one_machine_are_slowed_by_runs_of_each_other() -> None:
     assert found.host_busy == pytest.approx(0.375)
     apart = {PeerId(n): replace(MACHINE, host=n, cores=1.0) for n in "ab"}
     assert load_on(state, apart, PeerId("a")).host_busy == 0.0
+
+
+def test_a_run_leaves_the_rest_of_a_link_to_the_next_one_or_an_equal_part() -> None:
+    """Check a run of two stages that sends and receives between `a` and `b` each step of 2 s."""
+    state = swarm_of(member("a"), member("b"))
+    run = training("run-1", at("a", "0-2"), at("b", "2-4"))
+    machines = {PeerId(name): MACHINE for name in "ab"}
+    load = {n: load_on(state.with_run(run), machines, PeerId(n)) for n in "ab"}
+    assert load["a"].up_bytes_per_s == pytest.approx(load["b"].down_bytes_per_s)
+    assert load["b"].up_bytes_per_s == pytest.approx(load["a"].down_bytes_per_s)
+    used = load["a"].up_bytes_per_s
+    microbatches = run.spec.train.batch_size // run.spec.train.micro_batch_size
+    sent_bytes = crossing(run.spec, run.computing[1], is_first=False).forward
+    assert used == pytest.approx(microbatches * sent_bytes / 2.0)
+    fast = replace(MACHINE, up_bytes_per_s=10 * used)
+    assert load["a"].link_share(fast).up_bytes_per_s == pytest.approx(9 * used)
+    slow = replace(MACHINE, up_bytes_per_s=1.2 * used)
+    assert load["a"].link_share(slow).up_bytes_per_s == pytest.approx(0.6 * used)
+    assert load["a"].link_share(MACHINE).up_bytes_per_s == 0.0, "an unknown rate stays unknown"
 
 
 def test_what_other_programs_ask_for_is_what_members_do_not_use() -> None:
