@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from swarm_ft.api.arguments import TRAINER
 from swarm_ft.client.options import GenerateOptions, JobOptions, Outputs, PlanOptions
-from swarm_ft.protocol.spec.options import Declared, declared
+from swarm_ft.protocol.spec.options import OptionField, option_fields
 from swarm_ft.protocol.spec.run_spec import TrainOptions
 
 if TYPE_CHECKING:
@@ -81,13 +81,16 @@ def _trainer_keywords() -> str:
 
 def _class_text(one: KeywordClass) -> str:
     inherited = {
-        option.field for base in CLASSES if base.name in one.bases for option in declared(base.of)
+        option.field
+        for base in CLASSES
+        if base.name in one.bases
+        for option in option_fields(base.of)
     }
     if one.of is PlanOptions:
         inherited.add("model")  # A parameter of `plan` itself.
     lines = [
         f"    {option.field}: {_type(option)}\n"
-        for option in declared(one.of)
+        for option in option_fields(one.of)
         if option.field not in inherited
     ]
     bases = ", ".join(one.bases or ("TypedDict",))
@@ -95,7 +98,7 @@ def _class_text(one: KeywordClass) -> str:
     return start + "".join(lines)
 
 
-def _type(one: Declared) -> str:
+def _type(one: OptionField) -> str:
     wider = {"Path": "str | Path", "tuple": "Sequence[str]"}
     kind = wider.get(one.kind.__name__, one.kind.__name__)
     if one.choices and one.kind not in (bool, int):

@@ -31,7 +31,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from swarm_ft.identity.certificates import from_pem, to_pem
-from swarm_ft.identity.keys import key_pem, parsed_key
+from swarm_ft.identity.keys import key_pem, parse_key
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import meeting_pb2
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -199,7 +199,7 @@ def burn(cpu_share: float, is_over: Callable[[], bool]) -> None:
 
 
 def _identity(fields: dict[str, str]) -> Identity:
-    key = parsed_key(fields["key"].encode(), Path("stdin"))
+    key = parse_key(fields["key"].encode(), Path("stdin"))
     return Identity(
         key, from_pem(fields["certificate"].encode()), from_pem(fields["authority"].encode())
     )
