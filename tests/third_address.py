@@ -215,7 +215,7 @@ def reachable(*endpoints: str) -> bytes:
 
 
 def want(name: str) -> bytes:
-    return meeting_pb2.FromMember(want=meeting_pb2.Want(name=name)).SerializeToString()
+    return meeting_pb2.FromMember(want=meeting_pb2.MeetingRequest(name=name)).SerializeToString()
 
 
 def linked(number: bytes) -> bytes:

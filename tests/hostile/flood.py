@@ -67,7 +67,9 @@ class Attacker:
     async def wants(self) -> None:
         """Wish for meetings over one connection, as fast as they are taken."""
         reachable = meeting_pb2.Reachable(protocol_version=PROTOCOL_VERSION)
-        want = meeting_pb2.FromMember(want=meeting_pb2.Want(name="nobody")).SerializeToString()
+        want = meeting_pb2.FromMember(
+            want=meeting_pb2.MeetingRequest(name="nobody")
+        ).SerializeToString()
         async with calling(self.at, COORDINATOR + "Introduce", self.client) as call:
             await call.say(meeting_pb2.FromMember(reachable=reachable))
             while True:
