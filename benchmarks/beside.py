@@ -121,7 +121,7 @@ async def _commits(swarm: LocalSwarm, run_id: RunId) -> list[float]:
     async for event in swarm.client.watch(run_id, lambda _trouble: None):
         if isinstance(event, StepCommitted):
             found.append(time.monotonic())
-    await swarm.client.collected(run_id)
+    await swarm.client.acknowledge_result(run_id)
     return found
 
 

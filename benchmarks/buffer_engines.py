@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 from swarm_ft.buffers import BufferKey, BufferRecord, End
-from swarm_ft.buffers.slab import Broken, Owner, Slab
+from swarm_ft.buffers.slab import Broken, Slab, SlabIdentity
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.protocol.spec.digest import digest_of
 
@@ -46,7 +46,7 @@ def mapped(folder: Path, size: int, count: int) -> tuple[Put, Get]:
 
 def slots(folder: Path, size: int, _: int) -> tuple[Put, Get]:
     """This project's files of slots; every record is summed as it is put and as it is got."""
-    slab = Slab(folder / "slab", size, Owner(_RUN, bytes(16)))
+    slab = Slab(folder / "slab", size, SlabIdentity(_RUN, bytes(16)))
 
     def key(i: int) -> BufferKey:
         return BufferKey(_RUN, BlockIndex(1), End.SENT, SampleId(i))

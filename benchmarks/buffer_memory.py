@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.lab import THIS_MACHINE, LabSwarm
-from swarm_ft.client.sample import write_sample
+from swarm_ft.client.demo_input import write_demo_input
 
 NUM_LAYERS, HIDDEN_SIZE, SEQ_LENGTH = 2, 64, 32
 BATCH_SIZE, MORE_STEPS = 64, 4
@@ -63,7 +63,9 @@ def _row(num_samples: int, options: argparse.Namespace) -> dict[str, object]:
 
 
 def _measured(num_samples: int, options: argparse.Namespace, folder: Path) -> dict[str, object]:
-    sample = write_sample(folder / "input", seed=0, num_layers=NUM_LAYERS, hidden_size=HIDDEN_SIZE)
+    sample = write_demo_input(
+        folder / "input", seed=0, num_layers=NUM_LAYERS, hidden_size=HIDDEN_SIZE
+    )
     text = _text_of(options.dataset, num_samples, sample.model_dir, folder)
     with LabSwarm(folder / "swarm", THIS_MACHINE) as swarm:
         limits = ("--buffer-memory", f"{options.memory_mib}MiB", "--buffer-disk", "50GiB")

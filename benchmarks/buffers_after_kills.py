@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks.lab import THIS_MACHINE, LabSwarm
-from swarm_ft.client.sample import write_sample
+from swarm_ft.client.demo_input import write_demo_input
 
 NUM_LAYERS, HIDDEN_SIZE, SEQ_LENGTH, BATCH_SIZE = 2, 128, 256, 16
 RECORD_BYTES = 2 * SEQ_LENGTH * HIDDEN_SIZE + 2
@@ -53,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
-    sample = write_sample(folder / "input", seed=0, num_layers=NUM_LAYERS, hidden_size=HIDDEN_SIZE)
+    sample = write_demo_input(
+        folder / "input", seed=0, num_layers=NUM_LAYERS, hidden_size=HIDDEN_SIZE
+    )
     text = folder / "train.txt"
     text.write_text(options.dataset.read_text(encoding="utf-8")[: options.chars], encoding="utf-8")
     steps_per_epoch = -(-_num_samples(sample.model_dir, text) // BATCH_SIZE)

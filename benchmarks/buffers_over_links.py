@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.lab import Lab, LabSwarm, Link
-from swarm_ft.client.sample import write_sample
+from swarm_ft.client.demo_input import write_demo_input
 
 NUM_LAYERS = 2
 BOUNDARY = 1
@@ -84,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     text = folder / "train.txt"
     text.write_text(options.dataset.read_text(encoding="utf-8")[: options.chars], encoding="utf-8")
-    sample = write_sample(folder / "input", seed=0, num_layers=NUM_LAYERS, hidden_size=HIDDEN_SIZE)
+    sample = write_demo_input(
+        folder / "input", seed=0, num_layers=NUM_LAYERS, hidden_size=HIDDEN_SIZE
+    )
     num_samples = _num_samples(sample.model_dir, text)
     set_bytes = num_samples * RECORD_BYTES * options.buffer_bits // 16
     budgets = {"all in memory": 1 << 31, "a tenth in memory": set_bytes // 10}

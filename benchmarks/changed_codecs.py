@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from swarm_ft.api.local_job import asked_for, with_sample
+from swarm_ft.api.local_job import local_job_options, with_sample
 from swarm_ft.client.job import Job, prepare_job
 from swarm_ft.client.options import JobOptions
 from swarm_ft.protocol.messages.client import RunStatus, StepCommitted
@@ -47,7 +47,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _job(folder: Path) -> Job:
     given = {"max_samples": 64, "seq_length": 64, "batch_size": 8, "epochs": 100}
-    return prepare_job(with_sample(asked_for(by_names(JobOptions, given)), folder / "input"))
+    return prepare_job(
+        with_sample(local_job_options(by_names(JobOptions, given)), folder / "input")
+    )
 
 
 async def _measure(folder: Path, wanted: Sequence[Codecs], steps: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.lab import LabSwarm, Link
 from benchmarks.lab.homes import Home, Internet
-from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.client.demo_input import DemoInput, write_demo_input
 from swarm_ft.identity.roles import Role
 
 LAYERS = ("0-3", "3-6")
@@ -52,7 +52,7 @@ def _measured(up_mbps: float, options: argparse.Namespace) -> dict[str, Any]:
     """A client's report."""
     with tempfile.TemporaryDirectory(prefix="forecast-") as name, Internet() as internet:
         folder = Path(name)
-        sample = write_sample(folder / "sample", seed=1, hidden_size=options.hidden_size)
+        sample = write_demo_input(folder / "sample", seed=1, hidden_size=options.hidden_size)
         public = internet.household(Home("open", link=Link(delay_ms=DELAY_MS))).machines[0]
         home = Home("cone", link=Link(up_mbps, 4 * up_mbps, delay_ms=DELAY_MS))
         with LabSwarm(folder / "swarm", public) as swarm:
@@ -67,7 +67,7 @@ def _measured(up_mbps: float, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _trained(
-    swarm: LabSwarm, sample: SampleInput, folder: Path, options: argparse.Namespace
+    swarm: LabSwarm, sample: DemoInput, folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
     job = [
         *("--model", sample.model_dir, "--dataset", sample.train_file, "--max-samples", "64"),

@@ -34,13 +34,13 @@ from rich.console import Console
 
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.slow_network.way import add_way, way_of
-from swarm_ft.api.joining import connected
-from swarm_ft.api.training import begun, finished, read
+from swarm_ft.api.connections import connect
+from swarm_ft.api.training import read_job, submit_job, watch_to_end
 from swarm_ft.cli.running import run_async
 from swarm_ft.client.data.progress import Listener
-from swarm_ft.client.forecast import of_mean_length, placed_forecast
+from swarm_ft.client.demo_input import write_demo_input
+from swarm_ft.client.forecast import placed_forecast, with_mean_length
 from swarm_ft.client.options import JobOptions
-from swarm_ft.client.sample import write_sample
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.train import WatchedRun
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
@@ -226,7 +226,7 @@ def _busy(host: Host, cores: int) -> Iterator[None]:
 
 
 def _write_model(folder: Path, job: JobDrawn) -> None:
-    write_sample(
+    write_demo_input(
         folder / f"sample-{job.number}",
         seed=job.number,
         num_layers=job.layers,
@@ -239,7 +239,7 @@ def _write_model(folder: Path, job: JobDrawn) -> None:
 
 async def _serve_jobs(options: argparse.Namespace) -> None:
     """Train a job for each line that comes, and answer with what was forecast and reached."""
-    async with connected(way_of(options)) as swarm:
+    async with connect(way_of(options)) as swarm:
         while line := await asyncio.to_thread(sys.stdin.readline):
             job = JobDrawn(**json.loads(line))
             found = await _trained(swarm, job, options.work, options.run_s)
@@ -249,14 +249,16 @@ async def _serve_jobs(options: argparse.Namespace) -> None:
 
 async def _trained(swarm: SwarmClient, job: JobDrawn, folder: Path, run_s: float) -> dict[str, Any]:
     other = await _begun_beside(swarm, job, folder) if job.beside else None
-    asked = await read(_options(job, folder, LEAST_STEPS), _quiet())
-    spec = await asyncio.to_thread(of_mean_length, asked.spec, asked.samples)
+    asked = await read_job(_options(job, folder, LEAST_STEPS), _quiet())
+    spec = await asyncio.to_thread(with_mean_length, asked.spec, asked.samples)
     placed = placed_forecast(spec, await swarm.place(spec))
     step_s = max(1e-3, placed.seconds / LEAST_STEPS)
     steps = min(MOST_STEPS, max(LEAST_STEPS, round(run_s / step_s)))
     options = _options(job, folder, steps)
-    run = await begun(swarm, await read(options, _quiet()), options, console=Console(quiet=True))
-    report = await finished(run, options.outputs)
+    run = await submit_job(
+        swarm, await read_job(options, _quiet()), options, console=Console(quiet=True)
+    )
+    report = await watch_to_end(run, options.outputs)
     others = 0
     if other is not None:
         status = await swarm.run(other.run_id)
@@ -282,8 +284,8 @@ async def _trained(swarm: SwarmClient, job: JobDrawn, folder: Path, run_s: float
 async def _begun_beside(swarm: SwarmClient, job: JobDrawn, folder: Path) -> WatchedRun:
     """Submit a run that outlasts the job, and wait until it has made some steps."""
     options = _options(replace(job, batch_size=8 * job.micro_batch_size), folder, 4000)
-    asked = await read(options, _quiet())
-    run = await begun(swarm, asked, options, console=Console(quiet=True), forecasts=False)
+    asked = await read_job(options, _quiet())
+    run = await submit_job(swarm, asked, options, console=Console(quiet=True), forecasts=False)
     async for event in swarm.watch(run.run_id, lambda _words: None):
         if isinstance(event, StepCommitted) and event.step >= BESIDE_STEPS:
             break
@@ -314,7 +316,7 @@ def _options(job: JobDrawn, folder: Path, steps: int) -> JobOptions:
     return build(JobOptions, given)
 
 
-_quiet = partial(Listener, tell=lambda _words: None)
+_quiet = partial(Listener, on_line=lambda _words: None)
 
 
 # ---- what came of it

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.lab import Lab, LabSwarm, Link
 from benchmarks.trace_totals import Event, read_events
-from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.client.demo_input import DemoInput, write_demo_input
 
 LAYERS = ("0-2", "2-4", "4-6", "6-8")
 BELOW = ("0-2", "2-4")
@@ -88,7 +88,7 @@ def _measured(
     """A run's losses and epochs."""
     with tempfile.TemporaryDirectory(prefix="frozen-") as name, Lab() as lab:
         folder = Path(name)
-        sample = write_sample(
+        sample = write_demo_input(
             folder / "sample", seed=1, hidden_size=options.hidden_size, num_layers=8
         )
         with LabSwarm(folder / "swarm", lab.host()) as swarm:
@@ -99,7 +99,7 @@ def _measured(
 
 
 def _trained(
-    swarm: LabSwarm, sample: SampleInput, folder: Path, options: argparse.Namespace
+    swarm: LabSwarm, sample: DemoInput, folder: Path, options: argparse.Namespace
 ) -> tuple[list[float], list[Epoch]]:
     trace = folder / "trace.json"
     job = [

@@ -22,8 +22,8 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.stage.activation_memory import LiveBytes
 from swarm_ft.stage.chunked_loss import Chunks
-from swarm_ft.stage.held import LiveBytes
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.weight_products import DeferredLinears
 

@@ -20,7 +20,7 @@ from statistics import median
 
 from benchmarks.lab import Lab, LabSwarm, Link
 from benchmarks.slow_network.way import add_way, way_of
-from swarm_ft.api.joining import WayIn, connected
+from swarm_ft.api.connections import SwarmAddress, connect
 from swarm_ft.cli.running import run_async
 
 JOINER = "benchmarks.join_time"
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _way(text: str) -> WayIn:
+def _way(text: str) -> SwarmAddress:
     parser = argparse.ArgumentParser()
     add_way(parser)
     return way_of(parser.parse_args(json.loads(text)))
@@ -67,13 +67,13 @@ def _measured(options: argparse.Namespace) -> dict[str, list[float]]:
         return dict(zip(swarms, told["seconds"], strict=True))
 
 
-async def _join(ways: Sequence[WayIn], joins: int) -> None:
+async def _join(ways: Sequence[SwarmAddress], joins: int) -> None:
     """Print what the joins took, those of the first one left out: it imports what all need."""
     took_s: list[list[float]] = [[] for _ in ways]
     for _ in range(joins + 1):
         for way, taken_s in zip(ways, took_s, strict=True):
             began_s = time.monotonic()
-            async with connected(way) as swarm:
+            async with connect(way) as swarm:
                 await swarm.status()
                 taken_s.append(time.monotonic() - began_s)
     sys.stdout.write(json.dumps({"seconds": [taken_s[1:] for taken_s in took_s]}) + "\n")

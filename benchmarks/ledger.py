@@ -20,7 +20,7 @@ import numpy as np
 
 from swarm_ft.coordinator.facts.events import LedgerRecord, RunRecord
 from swarm_ft.coordinator.facts.ledger import CHUNK_SAMPLES, Ledger, change_of
-from swarm_ft.coordinator.facts.state import AttemptState, Past, Run
+from swarm_ft.coordinator.facts.state import AttemptState, CommittedState, Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.routes import plan_microbatches, routes_of
 from swarm_ft.ids import BlockIndex, PeerId, RunId, SampleId, StepNumber
@@ -129,7 +129,9 @@ def _run(num_samples: int, num_boundaries: int, replicas: int) -> Run:
     )
     spec = RunSpec(model=_model(num_boundaries + 1), train=_train(num_samples))
     attempt = AttemptState(assignments=assignments)
-    return Run(run_id=RunId("run-1"), spec=spec, past=Past(ledger=ledger), attempt=attempt)
+    return Run(
+        run_id=RunId("run-1"), spec=spec, past=CommittedState(ledger=ledger), attempt=attempt
+    )
 
 
 def _model(num_blocks: int) -> ModelSpec:

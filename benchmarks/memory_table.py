@@ -41,7 +41,7 @@ from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, Optim, RunSpec, 
 from swarm_ft.stage.adapters import with_adapters
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.stage.rehearsal import rehearsed
+from swarm_ft.stage.rehearsal import rehearse_stage
 
 MIB = 1 << 20
 FIRST, BLOCK, LAST = LayerRange(0, 1), LayerRange(1, 2), LayerRange(2, 3)
@@ -174,7 +174,7 @@ def _row(
     peak = status_bytes("VmHWM") - before
     held, microbatch = engine.state_bytes, engine.microbatch_bytes
     again = replace(spec, train=replace(spec.train, gradient_checkpointing=True))
-    found, recomputing = (rehearsed(checkpoint, one, layers) for one in (spec, again))
+    found, recomputing = (rehearse_stage(checkpoint, one, layers) for one in (spec, again))
     if found is None or recomputing is None:
         raise SystemExit("its code asks for values")
     if (found.held, found.microbatch) != (held, microbatch):

@@ -70,7 +70,7 @@ def job(folder: Path) -> tuple[RunSpec, list[bytes]]:
 async def measured(folder: Path) -> None:
     """Run it, and print how fast it was."""
     spec, samples = job(folder / "model")
-    room, slow = int(spec.held_bytes(LayerRange(0, ROOM))), Slow()
+    room, slow = int(spec.memory_bytes(LayerRange(0, ROOM))), Slow()
     paces: dict[str, Callable[[], float]] = {
         "ada": Slow().pace,
         "bob": slow.pace,
@@ -86,7 +86,7 @@ async def measured(folder: Path) -> None:
             events.append(event)
             if isinstance(event, StepCommitted) and event.step == SLOW_AT:
                 slow.block_s = SLOWER * BLOCK_S
-        happened = [one async for one in swarm.service.happened(EventsRequest())]
+        happened = [one async for one in swarm.service.events(EventsRequest())]
     moves = [one for one in happened if one.kind is EventKind.RUN_MOVED]
     steps = [event for event in events if isinstance(event, StepCommitted)]
     moved_at = int(moves[0].to_step or 0)

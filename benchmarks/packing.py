@@ -27,10 +27,10 @@ from statistics import mean
 from transformers import AutoTokenizer
 
 from benchmarks.lab import THIS_MACHINE, LabSwarm
-from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.files import DataSelection
 from swarm_ft.client.data.sources import open_dataset
+from swarm_ft.client.demo_input import write_demo_input
 from swarm_ft.client.options import ReadOptions
-from swarm_ft.client.sample import write_sample
 from swarm_ft.protocol.spec.sample_rows import counts_of
 
 LAYERS = ("0-2", "2-4")
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _turn(folder: Path, options: argparse.Namespace, alone: Sequence[int]) -> list[Way]:
-    sample = write_sample(folder / "sample", seed=1, hidden_size=HIDDEN_SIZE, num_layers=4)
+    sample = write_demo_input(folder / "sample", seed=1, hidden_size=HIDDEN_SIZE, num_layers=4)
     (Path(sample.model_dir) / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     chats = folder / "chats.jsonl"
     text = Path(sample.train_file).read_text(encoding="utf-8")
@@ -140,7 +140,7 @@ def _run(
     swarm: LabSwarm, model: str, chats: Path, folder: Path, *, packing: bool, size: int
 ) -> Way:
     read = ReadOptions(packing=packing)
-    data = open_dataset(str(chats), Wanted(), read, AutoTokenizer.from_pretrained(model))
+    data = open_dataset(str(chats), DataSelection(), read, AutoTokenizer.from_pretrained(model))
     counts = counts_of(data.samples(SEQ_LENGTH, 1 << 20).tokens)
     num_tokens, num_samples = sum(counts.lengths), len(counts.lengths)
     batch_size = max(size, round(STEP_TOKENS / mean(counts.lengths) / size) * size)

@@ -28,7 +28,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from swarm_ft.api.planning import read_model
+from swarm_ft.api.forecasts import read_model
 from swarm_ft.client.forecast import Forecast, duration_words, forecast
 from swarm_ft.client.options import PlanOptions
 from swarm_ft.ids import PeerId
@@ -36,7 +36,7 @@ from swarm_ft.protocol.machines.step_cost import prior
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Adapter, TrainOptions
-from swarm_ft.stage.rehearsal import rehearsed
+from swarm_ft.stage.rehearsal import rehearse_stage
 
 SAMPLES, EPOCHS, TOKENS, BATCH = 1000, 3, 1024, 32
 ROUND_TRIP_S = 0.03
@@ -116,7 +116,7 @@ def forecasts(job: Job, speeds_mbps: list[float], tflops: float) -> Iterator[For
             PlanOptions(model=folder, num_samples=SAMPLES, epochs=EPOCHS, train=train)
         )
         stages = list(_stages(spec.model.num_blocks, job.machines))
-        memory = {layers: rehearsed(checkpoint, spec, layers) for layers in stages}
+        memory = {layers: rehearse_stage(checkpoint, spec, layers) for layers in stages}
     for mbps in speeds_mbps:
         rate = mbps * 1e6 / 8
         machine = Machine(

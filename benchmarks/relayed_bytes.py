@@ -21,22 +21,22 @@ from itertools import combinations, count, pairwise
 from random import Random
 
 from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.facts.connectivity import Connectivity, pair_of
 from swarm_ft.coordinator.facts.events import Event, PeerJoined, RunSubmitted, Tick
 from swarm_ft.coordinator.facts.state import Run, SwarmState
-from swarm_ft.coordinator.facts.ways import Ways, pair_of
-from swarm_ft.coordinator.meetings import MEETING_S, Meetings, Said
+from swarm_ft.coordinator.meetings import MEETING_S, Meetings, OutgoingMessages
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.coordinator.plan.routes import plan_microbatches
-from swarm_ft.coordinator.relays import Relaying
+from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.coordinator.service import TICK_S
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.control import PeerHello
 from swarm_ft.protocol.messages.meeting import (
     Linked,
-    Measured,
     Meet,
     Reachable,
     RelayDistance,
+    RelayDistances,
     RelayPlace,
     Way,
 )
@@ -125,35 +125,37 @@ class Swarm:
         may_punch = "varying" not in kinds and self.is_punched[first, second]
         return Way.PUNCHED if may_punch else Way.RELAYED
 
-    def introduced(self) -> Ways:
+    def introduced(self) -> Connectivity:
         """What the coordinator knows once all are there."""
         numbers = count()
         meetings = Meetings(
             sign=lambda _: b"ticket",
             draw=lambda size: next(numbers).to_bytes(size, "big"),
-            relays=lambda: (Relaying(place=RELAY),),
+            relays=lambda: (ConnectedRelay(place=RELAY),),
         )
-        measured = Measured(distances=(RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.04),))
+        measured = RelayDistances(
+            distances=(RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.04),)
+        )
         for number, name in enumerate(self.names):
             host = f"198.51.{number // 250}.{number % 250 + 1}"
             endpoint = f"{host}:1" if self.kinds[name] == "open" else "192.168.1.2:1"
             reachable = Reachable(endpoints=(endpoint,))
-            meetings.came(name, host, reachable, is_peer=True)
+            meetings.add_member(name, host, reachable, is_peer=True)
             if self.kinds[name] == "varying":
-                meetings.said(name, replace(reachable, mapping_varies=True), 0.0)
+                meetings.on_message(name, replace(reachable, mapping_varies=True), 0.0)
             meetings.forget((number + 1) * MEETING_S)  # they do not come all at once
-            self._meet(meetings, meetings.said(name, measured, (number + 1) * MEETING_S))
+            self._meet(meetings, meetings.on_message(name, measured, (number + 1) * MEETING_S))
         return meetings.known()
 
-    def _meet(self, meetings: Meetings, said: Said) -> None:
+    def _meet(self, meetings: Meetings, said: OutgoingMessages) -> None:
         for name, message in said:
             if isinstance(message, Meet) and message.is_caller:
                 way = self.way(PeerId(name), PeerId(message.name))
                 linked = Linked(meeting=message.meeting, way=way, took_s=0.1)
-                meetings.said(name, linked, 0.0)
+                meetings.on_message(name, linked, 0.0)
 
 
-def placed(names: Sequence[PeerId], spec: RunSpec, ways: Ways) -> Run:
+def placed(names: Sequence[PeerId], spec: RunSpec, ways: Connectivity) -> Run:
     """The run as the coordinator begins it, all volunteers having come in this order."""
     state, now_s = SwarmState(), 0.0
     hellos = [
@@ -169,7 +171,7 @@ def placed(names: Sequence[PeerId], spec: RunSpec, ways: Ways) -> Run:
     return state.runs[RUN]
 
 
-def sent_bytes(run: Run, ways: Ways) -> Counter[tuple[str, str]]:
+def sent_bytes(run: Run, ways: Connectivity) -> Counter[tuple[str, str]]:
     """What each pair sends each other in the first step, both ways."""
     train, model = run.spec.train, run.spec.model
     sent: Counter[tuple[str, str]] = Counter()
@@ -193,7 +195,7 @@ def measure(mix: Mix, spec: RunSpec, volunteers: int, swarms: int) -> Figures:
     for seed in range(swarms):
         swarm = Swarm(Random(f"{mix.name}/{volunteers}/{seed}"), mix, volunteers)
         known = swarm.introduced()
-        arms = zip(ARMS, (Ways(), replace(known, met={}), known), strict=True)
+        arms = zip(ARMS, (Connectivity(), replace(known, met={}), known), strict=True)
         is_formed = True
         for arm, ways in arms:
             run = placed(swarm.names, spec, ways)

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import GPT2Config
 
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.stage.held import HeldBytes, Storages
+from swarm_ft.stage.activation_memory import MicrobatchMemory, Storages
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.weight_products import DeferredLinears, WeightProduct
 
@@ -74,7 +74,7 @@ def _times(options: argparse.Namespace) -> dict[str, float]:
 
 def _memory(options: argparse.Namespace) -> dict[str, float]:
     """MiB that a microbatch holds, as counted and as the system sees it."""
-    stage, held, mib = _stage(options), HeldBytes(), 1 << 20
+    stage, held, mib = _stage(options), MicrobatchMemory(), 1 << 20
     linears = DeferredLinears(stage)
     _forward(stage, _input(options), options).sum().backward()
     _complete(linears.take())  # there are gradients now

@@ -9,7 +9,7 @@ from pathlib import Path
 from deploy.pages import with_part
 from swarm_ft.client.options import JobOptions
 from swarm_ft.protocol.spec.bounds import Range
-from swarm_ft.protocol.spec.options import Declared, declared
+from swarm_ft.protocol.spec.options import OptionField, option_fields
 
 PAGE = Path("docs/reference/options.md")
 BEGIN = "<!-- from the declarations, by `make reference`: begin -->\n"
@@ -26,23 +26,23 @@ def with_table(page: str) -> str:
 
 def _table() -> str:
     rows = [("option", "values", "default", "what"), ("---",) * 4]
-    rows += map(_row, declared(JobOptions))
+    rows += map(_row, option_fields(JobOptions))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _row(one: Declared) -> tuple[str, str, str, str]:
+def _row(one: OptionField) -> tuple[str, str, str, str]:
     flags = ", ".join(f"`{flag}`" for flag in (one.flag, one.no_flag, one.long_flag) if flag)
     return flags, _values(one), _default(one), one.option.help
 
 
-def _default(one: Declared) -> str:
+def _default(one: OptionField) -> str:
     if one.default is MISSING:
         return "required"
     word = one.default_word
     return word if one.option.default or not word else f"`{word}`"
 
 
-def _values(one: Declared) -> str:
+def _values(one: OptionField) -> str:
     if one.choices:
         return ", ".join(f"`{word}`" for word in one.choices)
     ranges = [str(bound) for bound in one.bounds if isinstance(bound, Range)]

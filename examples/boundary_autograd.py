@@ -6,12 +6,12 @@ python examples/boundary_autograd.py
 import torch
 from torch import nn
 
-from swarm_ft.codec.batches import Boundary
+from swarm_ft.codec.batches import CompressedBoundary
 
 torch.manual_seed(0)
 lower = nn.Sequential(nn.Embedding(50, 64), nn.LayerNorm(64))
 upper = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 50))
-boundary = Boundary(forward="aq3+z", backward="q3+z")
+boundary = CompressedBoundary(forward="aq3+z", backward="q3+z")
 optimizer = torch.optim.AdamW([*lower.parameters(), *upper.parameters()], lr=1e-2)
 tokens = torch.randint(0, 50, (16, 32))  # 16 samples, each its own sequence
 

@@ -10,11 +10,11 @@ import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.compression import CompressionInfo
 
-from swarm_ft.codec.for_hivemind import CodecCompression, read_as
+from swarm_ft.codec.for_hivemind import CodecCompression, register_compression
 
 if __name__ == "__main__":
     compression = CodecCompression("q4+z")
-    read_as(compression)  # averagers' own processes are forked from this one
+    register_compression(compression)  # averagers' own processes are forked from this one
     torch.manual_seed(0)
     gradients = [torch.randn(64, 1024) for _ in range(2)]
     exact = torch.stack(gradients).mean(0)

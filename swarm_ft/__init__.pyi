@@ -1,7 +1,3 @@
-from swarm_ft.api.asking import cancel as cancel
-from swarm_ft.api.asking import cancel_async as cancel_async
-from swarm_ft.api.asking import status as status
-from swarm_ft.api.asking import status_async as status_async
 from swarm_ft.api.calls import RunningCoordinator as RunningCoordinator
 from swarm_ft.api.calls import RunningPeer as RunningPeer
 from swarm_ft.api.calls import coordinate as coordinate
@@ -18,8 +14,12 @@ from swarm_ft.api.client_calls import submit as submit
 from swarm_ft.api.client_calls import submit_async as submit_async
 from swarm_ft.api.client_calls import train as train
 from swarm_ft.api.client_calls import train_async as train_async
-from swarm_ft.api.generating import GeneratedText as GeneratedText
-from swarm_ft.api.listening import Listening as Listening
+from swarm_ft.api.coordinator_calls import cancel as cancel
+from swarm_ft.api.coordinator_calls import cancel_async as cancel_async
+from swarm_ft.api.coordinator_calls import status as status
+from swarm_ft.api.coordinator_calls import status_async as status_async
+from swarm_ft.api.generation import GeneratedText as GeneratedText
+from swarm_ft.api.listen_options import ListenOptions as ListenOptions
 from swarm_ft.api.local_swarm import LocalSwarm as LocalSwarm
 from swarm_ft.api.peer_home import BufferOptions as BufferOptions
 from swarm_ft.api.pipeline import LocalPipeline as LocalPipeline

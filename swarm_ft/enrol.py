@@ -75,7 +75,7 @@ async def enrol(invite: Invite, key: PrivateKey, chosen_name: str = "") -> Membe
     return await _at_first(invite, lambda address: _enrol_at(address, invite, key, chosen_name))
 
 
-async def as_newcomer(
+async def call_as_newcomer(
     invite: Invite, key: PrivateKey, work: Callable[[Channel], Awaitable[T]]
 ) -> T:
     """Return the result of `work` over a channel to the coordinator, without using the invitation.
@@ -150,7 +150,7 @@ def _checked(enrolled: Enrolled, authority: Certificate, key: PrivateKey) -> Cer
     return certificate
 
 
-async def enrol_again(credentials: Credentials, key: PrivateKey, coordinator: str) -> Enrolled:
+async def renew_enrolment(credentials: Credentials, key: PrivateKey, coordinator: str) -> Enrolled:
     """Renew a member's certificate, and return the reply with the addresses of the DHT.
 
     Args:
@@ -167,7 +167,7 @@ async def enrol_again(credentials: Credentials, key: PrivateKey, coordinator: st
     return enrolled
 
 
-async def stay_enrolled(
+async def keep_enrolled(
     credentials: Credentials, key: PrivateKey, find: Callable[[], Awaitable[str]]
 ) -> None:
     """Renew the certificate each time before it expires, until cancelled.
@@ -181,7 +181,7 @@ async def stay_enrolled(
         rest_s = (renewal_due(credentials.certificate) - datetime.now(UTC)).total_seconds()
         await asyncio.sleep(max(rest_s, 0.0))
         try:
-            await enrol_again(credentials, key, await find())
+            await renew_enrolment(credentials, key, await find())
         except SwarmError as error:
             logger.warning("certificate not renewed: %s; retrying", error.message)
             await asyncio.sleep(RETRY_S)

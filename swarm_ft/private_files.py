@@ -56,7 +56,7 @@ def open_private(path: Path, mode: str) -> IO[bytes]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Write a file whole and private, or not at all.
 
     Yields:

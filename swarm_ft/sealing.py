@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm_ft.errors import BadOption
-from swarm_ft.private_files import make_private, open_private, private_folder, replacing
+from swarm_ft.private_files import atomic_write, make_private, open_private, private_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -25,7 +25,7 @@ SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
 """Bytes that a sealed value is longer than its plaintext."""
 
 
-def derived_key(key: bytes, use: str) -> bytes:
+def derive_key(key: bytes, use: str) -> bytes:
     """Return a key of KEY_BYTES that reveals neither `key` nor the keys of other uses.
 
     It is HKDF with SHA-256 and no salt (RFC 5869); KEY_BYTES are one block.
@@ -45,7 +45,7 @@ class Sealer:
     def __init__(self, key: bytes, use: str) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"key: expected {KEY_BYTES} bytes, got {len(key)}")
-        self._key = derived_key(key, use)
+        self._key = derive_key(key, use)
 
     @cached_property
     def _aead(self) -> AESGCM:
@@ -89,7 +89,7 @@ def sealing_key_at(path: Path) -> bytes:
         if not path.exists():
             if not path.parent.is_dir():
                 private_folder(path.parent)
-            with replacing(path) as partial, open_private(partial, "wb") as file:
+            with atomic_write(path) as partial, open_private(partial, "wb") as file:
                 file.write(new_key())
         make_private(path)
         with path.open("rb") as file:

@@ -21,15 +21,15 @@ from swarm_ft.buffers import BufferLimits
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.missing_snapshots import forget_missing_snapshots
 from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of
-from swarm_ft.coordinator.restored import forget_missing_snapshots
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.identity.certificates import key_name
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId
-from swarm_ft.peer.keeping import KeepingPlace
-from swarm_ft.peer.kept_buffers import BufferPlace
+from swarm_ft.peer.buffer_storage import BufferStorage
 from swarm_ft.peer.node import PeerNode, PeerOptions
+from swarm_ft.peer.snapshot_keeper import KeeperStorage
 from swarm_ft.peer.state.stage_state import EngineMaker
 from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
@@ -203,9 +203,11 @@ class LocalSwarm:
             shard_dir=shard_dir,
             buffers=self._buffer_place(name),
             snapshots_url=self._snapshots_url,
-            keeping=KeepingPlace(directory=self._work_dir / f"{name}-kept", max_bytes=1 << 30),
+            keeper_storage=KeeperStorage(
+                directory=self._work_dir / f"{name}-kept", max_bytes=1 << 30
+            ),
             encrypts=self._encrypts,
-            max_beside=self._max_beside,
+            max_extra_stages=self._max_beside,
             machine=machine,
         )
         node = PeerNode(
@@ -222,11 +224,11 @@ class LocalSwarm:
         self.peers[name] = peer
         return peer
 
-    def _buffer_place(self, name: PeerId) -> BufferPlace:
+    def _buffer_place(self, name: PeerId) -> BufferStorage:
         if self._buffer_limits is None:
-            return BufferPlace()
+            return BufferStorage()
         directory = self._work_dir / f"{name}-buffers"
-        return BufferPlace(limits=self._buffer_limits, directory=directory)
+        return BufferStorage(limits=self._buffer_limits, directory=directory)
 
     async def kill_peer(self, name: PeerId) -> None:
         """End a peer without a word to anybody; its weights are gone."""

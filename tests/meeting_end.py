@@ -22,7 +22,7 @@ from random import Random
 
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
-from swarm_ft.coordinator.relays import Relaying
+from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.errors import SwarmError
 from swarm_ft.identity.certificates import from_pem
 from swarm_ft.identity.keys import key_at, new_key
@@ -30,7 +30,7 @@ from swarm_ft.protocol.messages.meeting import RelayPlace
 from swarm_ft.reach.doctor import examine_member
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.meet import Reach
-from swarm_ft.reach.portmap import mapped
+from swarm_ft.reach.portmap import map_port
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.transport import FrontedTransport
 from swarm_ft.transport.credentials import Credentials
@@ -59,7 +59,9 @@ async def hub(folder: Path, host: str, *, has_relay: bool = True) -> None:
     probe = await transport.front.listen(host, PORT + 1)
     if has_relay:
         place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
-        introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
+        introductions.relays.set_own_relay(
+            lambda: ConnectedRelay(place=place, carries=relay.carries)
+        )
         relay.on_leg(introductions.relays.own_leg)
     transport.front.dial_back_from(host)
     say(server.endpoint)
@@ -83,9 +85,9 @@ async def member(
     await reach.knows_mapping.wait()
     stack = AsyncExitStack()
     if is_mapped:
-        endpoint = await stack.enter_async_context(mapped(port))
+        endpoint = await stack.enter_async_context(map_port(port))
         if endpoint is not None:
-            reach.also_at(endpoint)
+            reach.add_endpoint(endpoint)
             with suppress(SwarmError):  # once this is refused, what was said before it is known
                 await reach.link("nobody")
     say(name)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.stage.base import Engine
-from swarm_ft.stage.stored import AnyTensor, TensorDigest, pieces_of
+from swarm_ft.stage.tensor_files import AnyTensor, TensorDigest, pieces_of
 
 
 def tensor_digest(tensor: AnyTensor) -> bytes:

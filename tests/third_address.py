@@ -27,7 +27,7 @@ import grpc
 
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
-from swarm_ft.coordinator.relays import Relaying
+from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.identity.certificates import key_name
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
@@ -215,7 +215,7 @@ def reachable(*endpoints: str) -> bytes:
 
 
 def want(name: str) -> bytes:
-    return meeting_pb2.FromMember(want=meeting_pb2.Want(name=name)).SerializeToString()
+    return meeting_pb2.FromMember(want=meeting_pb2.MeetingRequest(name=name)).SerializeToString()
 
 
 def linked(number: bytes) -> bytes:
@@ -493,7 +493,9 @@ async def world_at(prefix: str, *, has_relay: bool) -> AsyncIterator[World]:
             relay = Relay(transport.front, key.public_key)
             probe = await transport.front.listen(here, 0)
             place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
-            introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
+            introductions.relays.set_own_relay(
+                lambda: ConnectedRelay(place=place, carries=relay.carries)
+            )
             relay.on_leg(introductions.relays.own_leg)
 
         async def find() -> str:
@@ -504,7 +506,7 @@ async def world_at(prefix: str, *, has_relay: bool) -> AsyncIterator[World]:
         serving = await victim.serve(here, 0, {})
         stack.push_async_callback(serving.stop)
         victim.start()
-        await victim.joined()
+        await victim.wait_joined()
         third, door = Third(there), Door(there)
         for work in (third.count(), door.take()):
             stack.callback(asyncio.create_task(work).cancel)

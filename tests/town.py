@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.lab.host import THIS_MACHINE, Host
 from benchmarks.lab.hub import Link
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from swarm_ft.failpoints import VARIABLE, reached_file
 from tests.cli.conftest import Shell, Spawned
 
@@ -51,7 +51,7 @@ class Town:
     _shells: dict[str, Shell] = field(default_factory=dict)
 
     def train(
-        self, sample: SampleInput, num_steps: int, troubles: Sequence[Trouble] = ()
+        self, sample: DemoInput, num_steps: int, troubles: Sequence[Trouble] = ()
     ) -> dict[str, Any]:
         """The report of one job, after which all have ended as they should.
 
@@ -162,7 +162,7 @@ class Town:
         shell.env["XDG_STATE_HOME"] = str(shell.cwd)
         self.running["relay"] = shell.up("relay", word, "--log-level", "DEBUG")
 
-    def _submit(self, sample: SampleInput, num_steps: int) -> None:
+    def _submit(self, sample: DemoInput, num_steps: int) -> None:
         self.running["client"] = self._shells["client"].spawn(
             *("client", "train", "--model", sample.model_dir, "--json", self._report),
             *("--dataset", sample.train_file, "--steps", num_steps, "--max-samples", 40),

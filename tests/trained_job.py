@@ -15,7 +15,7 @@ from swarm_ft.client.result import write_result_files
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import split_evenly
 from swarm_ft.protocol.spec.sample_rows import Words, counts_of, rows_in, samples_in
-from swarm_ft.protocol.spec.tasks import summed
+from swarm_ft.protocol.spec.tasks import sum_counts
 from swarm_ft.protocol.spec.training_plan import learning_rate_at, step_microbatches
 from swarm_ft.stage.adapters import WEIGHTS_FILE
 from swarm_ft.stage.engine import StageEngine
@@ -35,7 +35,7 @@ class TrainedJob:
 
     def __init__(self, options: JobOptions, num_stages: int = 2) -> None:
         self.lines: list[str] = []
-        self.job: Job = prepare_job(options, Listener(tell=self.lines.append))
+        self.job: Job = prepare_job(options, Listener(on_line=self.lines.append))
         self.spec = self.job.spec
         train = self.spec.train
         self.rows = rows_in(self.job.samples[: train.num_samples], train.seq_length)
@@ -97,7 +97,7 @@ class TrainedJob:
             found = last.evaluate(x, labels, lengths)
             loss += found.loss_sum
             counts.append(found.counts)
-        return loss / counts_of(self.rows).num_targets, summed(counts) if counts[0] else ()
+        return loss / counts_of(self.rows).num_targets, sum_counts(counts) if counts[0] else ()
 
     def export(self, out: Path) -> Path:
         """The directory of the result, as the client writes it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.day.processes import Command, said
-from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.client.demo_input import DemoInput, write_demo_input
 
 OWNERS = ("ann", "ben")
 RATES = {"ann": "5e-3", "ben": "2e-3"}
@@ -152,6 +152,6 @@ class Swarm:
         await said(f"{name}-{verb}", self.home(name), "peer", verb, *home)
 
 
-def make_sample(folder: Path) -> SampleInput:
+def make_sample(folder: Path) -> DemoInput:
     """The model and its text: written anew, the same each time."""
-    return write_sample(folder / "input", seed=1, num_layers=4, hidden_size=64, vocab_size=300)
+    return write_demo_input(folder / "input", seed=1, num_layers=4, hidden_size=64, vocab_size=300)

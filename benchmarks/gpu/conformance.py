@@ -84,7 +84,7 @@ class Place:
         """Here, and along a basis if it names one."""
         codec = self.codec(encoded.codec)
         if isinstance(codec, DirectionalCodec):
-            codec = codec.along(basis)
+            codec = codec.with_basis(basis)
         return codec.decode(encoded, _moved(base, self.device), device=self.device).cpu()
 
 

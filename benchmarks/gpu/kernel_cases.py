@@ -83,7 +83,7 @@ def groups(*, few: bool) -> dict[str, Group]:
             ("decode_symbols", "encode_symbols", "histogram"), partial(_symbols, few=few)
         ),
         "trellis": Group(
-            ("trellis_symbols", "shifts_of", "turn", "dequantize", "decode_symbols"),
+            ("trellis_symbols", "shifts_of", "flip_signs", "dequantize", "decode_symbols"),
             partial(_trellis, shapes),
         ),
         "tiles": Group(("hadamard",), partial(_tiles, few=few)),
@@ -154,7 +154,7 @@ def _trellis(shapes: Shapes, generator: torch.Generator) -> Iterator[Case]:
         yield Case("trellis_symbols", name, args, paths)
         codes, symbols, contexts, shifts = ReferenceKernels().trellis_symbols(*args)
         yield Case("shifts_of", name, (symbols, lanes), same)
-        yield Case("turn", name, (codes, 77, shifts), same)
+        yield Case("flip_signs", name, (codes, 77, shifts), same)
         grid = WideGrid(seed=77, shifts=shifts)
         yield Case("dequantize", f"{name}, shifted", (codes.view(shape), None, scales, grid), same)
         frequencies, flip = torch.full((15 << slices - 1, 256), 16).int(), flip_of(slices)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from swarm_ft.api.joining import Joined
-from swarm_ft.api.listening import Listening
-from swarm_ft.api.serving import peer_up
+from swarm_ft.api.connections import SwarmConnection
+from swarm_ft.api.listen_options import ListenOptions
+from swarm_ft.api.peer_process import start_peer
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.cli.running import run_async
 from swarm_ft.codec.kernels import coding_device
@@ -25,7 +25,7 @@ from swarm_ft.discovery.directory import KnownCoordinator, checked_record
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.log import configure
-from swarm_ft.peer.kept_buffers import BufferPlace
+from swarm_ft.peer.buffer_storage import BufferStorage
 from swarm_ft.peer.node import PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -72,14 +72,14 @@ def main() -> None:
             layers=parse_layers(options.layers),
             memory_bytes=lent_bytes(device, options.peers),
             shard_dir=Path(folder),
-            buffers=BufferPlace(limits=BufferLimits(memory_bytes=BUFFER_BYTES)),
-            codes_on=coding_device(device),
+            buffers=BufferStorage(limits=BufferLimits(memory_bytes=BUFFER_BYTES)),
+            codec_device=coding_device(device),
         )
-        swarm = Joined(directory=StaticDirectory(options.coordinator))
-        listening = Listening("127.0.0.1", options.port, options.announce)
+        swarm = SwarmConnection(directory=StaticDirectory(options.coordinator))
+        listening = ListenOptions("127.0.0.1", options.port, options.announce)
 
         async def serve() -> None:
-            async with peer_up(swarm, listening, offer, make_engine) as peer:
+            async with start_peer(swarm, listening, offer, make_engine) as peer:
                 sys.stdout.write(json.dumps({"peer": peer.name}) + "\n")
                 sys.stdout.flush()
                 await peer.run()

@@ -29,7 +29,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, Optim, RunSpec
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.stage.rehearsal import rehearsed
+from swarm_ft.stage.rehearsal import rehearse_stage
 
 MIB = 1 << 20
 STEPS = 2
@@ -113,7 +113,7 @@ def _row(
     began_s = time.monotonic()
     try:
         spec = spec_of(checkpoint, batch_size=case.in_flight + 1, tokens=case.tokens, **changes)
-        found = rehearsed(checkpoint, spec, case.layers)
+        found = rehearse_stage(checkpoint, spec, case.layers)
         engine = StageEngine(checkpoint, spec, case.layers, device=device_here(), dtype=dtype)
         peak, reserved = most_while_training(engine, spec, case)
     except Exception as error:  # noqa: BLE001 - the other rows are to run

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.lab.host import Host
-from swarm_ft.api.swarm_keys import first_invitations, leading_to
+from swarm_ft.api.swarm_keys import first_invitations, with_address
 from swarm_ft.identity.roles import Role
 
 STOP_TIMEOUT_S = 10.0
@@ -53,7 +53,7 @@ class LabSwarm:
             invited = first_invitations(journal, {Role.PEER: USES, Role.CLIENT: USES})
             words = self.start("coordinator", self.hub, (*command, *told))
             for role, invite in invited.items():
-                self.ways[role] = ("--invite", str(leading_to(words["endpoint"], invite)))
+                self.ways[role] = ("--invite", str(with_address(words["endpoint"], invite)))
         else:
             self.start("coordinator", self.hub, (*command, *told, "--insecure"))
             self.ways = dict.fromkeys((Role.PEER, Role.CLIENT), ("--insecure", *nodes))

@@ -20,7 +20,7 @@ from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.ids import BlockIndex, SampleId
-from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
+from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import forward_codec_of, key_codec_of
@@ -51,7 +51,7 @@ class AnyCodec(Protocol):
         """As `Codec` does."""
         ...
 
-    def kept(self, encoded: Any, value: Tensor, base: Tensor | None = None) -> Tensor:  # noqa: ANN401
+    def next_base(self, encoded: Any, value: Tensor, base: Tensor | None = None) -> Tensor:  # noqa: ANN401
         """As `Codec` does."""
         ...
 
@@ -120,7 +120,7 @@ class Learner:
         """The step before counts."""
         self.bases.commit()
 
-    def along(self, codec: AnyCodec, kind: Kind, tally: Tally) -> AnyCodec:
+    def along(self, codec: AnyCodec, kind: BasisKind, tally: Tally) -> AnyCodec:
         """The codec with its basis, whose bytes are counted when it is new."""
         if not isinstance(codec, DirectionalCodec | CodebookCodec):
             return codec
@@ -129,17 +129,17 @@ class Learner:
         if basis is not None and self.told.get(key) != basis.name:
             self.told[key] = basis.name
             tally.bits += 8 * len(basis.data)
-        return codec.along(basis)
+        return codec.with_basis(basis)
 
     def note(
-        self, codec: AnyCodec, kind: Kind, sample: int, x: Tensor, base: Tensor | None
+        self, codec: AnyCodec, kind: BasisKind, sample: int, x: Tensor, base: Tensor | None
     ) -> None:
         """What was sent, where the step's frames make a basis."""
         key = BasisKey(BlockIndex(0), kind)
         if isinstance(codec, DirectionalCodec):
-            self.bases.note(key, SampleId(sample), x, base, codec.step_of(x))
+            self.bases.record_frame(key, SampleId(sample), x, base, codec.step_of(x))
         elif isinstance(codec, CodebookCodec):
-            self.bases.note(key, SampleId(sample), x, None, 0.0)
+            self.bases.record_frame(key, SampleId(sample), x, None, 0.0)
 
 
 _Sent = tuple[Any, Tensor, Tensor]
@@ -213,7 +213,7 @@ class Channel:
         used = self.learner.along(codec, kind, self.tally)
         self.learner.note(used, kind, sample, x, base)
         encoded, y = used.encode_and_decode(x, base)
-        return encoded, y, used.kept(encoded, y, base)
+        return encoded, y, used.next_base(encoded, y, base)
 
     def _send_moved(
         self, codec: AnyCodec, sample: int, x: Tensor, base: Tensor, reuse: Reuse
@@ -240,10 +240,10 @@ class Channel:
         return unpack_buffer(payload, tokens, channels, self.bits, device=x.device)
 
 
-def _kind_of(codec: AnyCodec, base: Tensor | None) -> Kind:
+def _kind_of(codec: AnyCodec, base: Tensor | None) -> BasisKind:
     if isinstance(codec, CodebookCodec):
-        return Kind.GRADIENT
-    return Kind.FIRST if base is None else Kind.CHANGE
+        return BasisKind.GRADIENT
+    return BasisKind.FIRST if base is None else BasisKind.CHANGE
 
 
 @dataclass(slots=True)
@@ -309,7 +309,7 @@ class Cuts:
     def measured(self, excess: float) -> None:
         """What compression added to a batch's loss, in nats; codecs follow it, if they are to."""
         if self.control is not None:
-            self.control = self.control.measured(excess)
+            self.control = self.control.with_measurement(excess)
             for boundary in self.boundaries:
                 later, first = _codecs_of(self.control)
                 boundary.forward.codec = _codec(later, Direction.FORWARD)

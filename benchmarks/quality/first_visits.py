@@ -25,7 +25,7 @@ from benchmarks.quality.boundary import Channel, Cuts, channel_of
 from benchmarks.quality.configs import parse_config
 from benchmarks.quality.models import regime_of, steps
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
-from swarm_ft.codec.basis import learned
+from swarm_ft.codec.basis import learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
@@ -180,13 +180,13 @@ def bits_of(x: Tensor, predicted: Tensor, size: float) -> tuple[float, float]:
         if is_due(step):
             size = statistics.fmean(alone.step_of(sample) for sample in x[step - 1])
             left = (x[step - 1] - predicted[step - 1]) if step > 1 else x[0]
-            basis = learned(list(left), size, has_mean=True)
+            basis = learn_basis(list(left), size, has_mean=True)
             told_bits += 8 * len(basis.data) if basis else 0
         for sample, base in zip(now, foretold, strict=True):
             if basis is None:
                 encoded = alone.encode(sample)
             else:
-                encoded = beside.along(basis).encode(sample, base)
+                encoded = beside.with_basis(basis).encode(sample, base)
             bits += 8 * len(encoded.to_bytes())
     return bits / x.numel(), told_bits / x.numel()
 

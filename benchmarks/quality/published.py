@@ -79,7 +79,9 @@ class PublishedCodec:
         y = y if device is None else y.to(device)
         return y + base if self.is_delta and base is not None else y
 
-    def kept(self, encoded: PublishedTensor, value: Tensor, base: Tensor | None = None) -> Tensor:
+    def next_base(
+        self, encoded: PublishedTensor, value: Tensor, base: Tensor | None = None
+    ) -> Tensor:
         """The value."""
         return value
 

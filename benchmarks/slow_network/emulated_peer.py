@@ -15,14 +15,14 @@ from pathlib import Path
 from benchmarks.slow_network.emulated_engine import EmulatedEngine
 from benchmarks.slow_network.way import add_way, way_of
 from benchmarks.slow_network.work import Work
-from swarm_ft.api.joining import Joined, joined
-from swarm_ft.api.listening import Listening
-from swarm_ft.api.serving import peer_up
+from swarm_ft.api.connections import SwarmConnection, join
+from swarm_ft.api.listen_options import ListenOptions
+from swarm_ft.api.peer_process import start_peer
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.cli.running import on_stop_signal, run_async
 from swarm_ft.ids import PeerId
 from swarm_ft.log import configure
-from swarm_ft.peer.kept_buffers import BufferPlace
+from swarm_ft.peer.buffer_storage import BufferStorage
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -38,12 +38,12 @@ def main() -> None:
         return EmulatedEngine(work, spec, layers)
 
     with tempfile.TemporaryDirectory(prefix="emulated-peer-") as shard_dir:
-        listening = Listening(options.host, 0, None)
+        listening = ListenOptions(options.host, 0, None)
 
         async def serve() -> None:
-            async with joined(way_of(options)) as swarm:
+            async with join(way_of(options)) as swarm:
                 offer = _offer(options, swarm, work, Path(shard_dir))
-                up = peer_up(swarm, listening, offer, make_engine, on_made=_leaves_at_once)
+                up = start_peer(swarm, listening, offer, make_engine, on_made=_leaves_at_once)
                 async with up as peer:
                     told = {"peer": peer.name, "endpoint": peer.endpoint}
                     sys.stdout.write(json.dumps(told) + "\n")
@@ -57,13 +57,15 @@ def _leaves_at_once(node: PeerNode) -> None:
     on_stop_signal(partial(node.leave, 0.0))
 
 
-def _offer(options: argparse.Namespace, swarm: Joined, work: Work, shard_dir: Path) -> PeerOptions:
+def _offer(
+    options: argparse.Namespace, swarm: SwarmConnection, work: Work, shard_dir: Path
+) -> PeerOptions:
     return PeerOptions(
         peer_id=PeerId(swarm.name or options.peer_id),
         layers=parse_layers(options.layers),
         memory_bytes=work.memory_bytes,
         shard_dir=shard_dir,
-        buffers=BufferPlace(limits=BufferLimits(memory_bytes=options.buffer_memory)),
+        buffers=BufferStorage(limits=BufferLimits(memory_bytes=options.buffer_memory)),
     )
 
 

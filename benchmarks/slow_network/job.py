@@ -23,11 +23,11 @@ from benchmarks.slow_network.training import (
 )
 from benchmarks.slow_network.way import add_way, way_of
 from benchmarks.slow_network.work import Work
-from swarm_ft.api.joining import WayIn, connected
+from swarm_ft.api.connections import SwarmAddress, connect
 from swarm_ft.cli.running import run_async
 from swarm_ft.client.trace import TraceFile
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
-from swarm_ft.protocol.messages.events import WentBack
+from swarm_ft.protocol.messages.events import Rollback
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
 
@@ -87,8 +87,10 @@ def _train_spec(work: Work, fields: dict[str, Any]) -> TrainSpec:
     )
 
 
-async def _run(way: WayIn, spec: RunSpec, tokens: NDArray[np.uint32], trace: Path | None) -> None:
-    async with connected(way) as client:
+async def _run(
+    way: SwarmAddress, spec: RunSpec, tokens: NDArray[np.uint32], trace: Path | None
+) -> None:
+    async with connect(way) as client:
         run = await client.submit(spec, [row.tobytes() for row in tokens])
         with TraceFile(trace, _say) if trace else nullcontext() as file:
             watching = client.watch(run.run_id, _say, file.add if file else None)
@@ -96,7 +98,7 @@ async def _run(way: WayIn, spec: RunSpec, tokens: NDArray[np.uint32], trace: Pat
                 async for event in events:
                     if isinstance(event, StepCommitted):
                         _print_step(event)
-                    elif isinstance(event, Evaluated | WentBack):
+                    elif isinstance(event, Evaluated | Rollback):
                         continue
                     elif event.phase is RunPhase.FAILED:
                         raise SystemExit(event.detail)

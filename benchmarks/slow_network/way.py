@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from swarm_ft.api.joining import DHT_PREFIX, WayIn
+from swarm_ft.api.connections import DHT_PREFIX, SwarmAddress
 from swarm_ft.identity.invites import parse_invite
 
 
@@ -15,7 +15,7 @@ def add_way(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--initial-peers", action="append", default=[], metavar="MADDR")
 
 
-def way_of(options: argparse.Namespace) -> WayIn:
+def way_of(options: argparse.Namespace) -> SwarmAddress:
     """The way in that was given."""
     nodes = tuple(options.initial_peers)
-    return WayIn(invite=options.invite, initial_peers=nodes, dht_prefix=DHT_PREFIX)
+    return SwarmAddress(invite=options.invite, initial_peers=nodes, dht_prefix=DHT_PREFIX)

@@ -49,18 +49,18 @@ class Refused:
 
     Attributes:
         reason: Reason with the nearest option; empty if the message lists the allowed values.
-        taken: Values beside `OFF` that request the swarm's own behaviour.
+        allowed: Values beside `OFF` that request the swarm's own behaviour.
     """
 
     reason: str = ""
-    taken: tuple[Any, ...] = ()
+    allowed: tuple[Any, ...] = ()
 
     def problem(self, value: object) -> str:
         """Return the reason to refuse a value; empty if the value is allowed."""
         is_off = bool(self.reason) and value in OFF
-        if value is None or is_off or value in self.taken or _number(value) in self.taken:
+        if value is None or is_off or value in self.allowed or _number(value) in self.allowed:
             return ""
-        expected = " or ".join(map(str, self.taken))
+        expected = " or ".join(map(str, self.allowed))
         return self.reason or f"expected {expected}, got {shown(value)}"
 
 
@@ -132,9 +132,9 @@ _TRAINING_ARGUMENTS: Mapping[str, Decision] = {
     "optim_args": Refused("optimizers take no further arguments"),
     "optim_target_modules": Refused("the swarm has no GaLore, APOLLO or similar optimizers"),
     "weight_decay": Honoured("weight_decay"),
-    "adam_beta1": Refused(taken=(0.9,)),
-    "adam_beta2": Refused(taken=(0.999,)),
-    "adam_epsilon": Refused(taken=(1e-8,)),
+    "adam_beta1": Refused(allowed=(0.9,)),
+    "adam_beta2": Refused(allowed=(0.999,)),
+    "adam_epsilon": Refused(allowed=(1e-8,)),
     "max_grad_norm": Honoured("clip_grad_norm"),
     "label_smoothing_factor": Refused("the loss has no label smoothing"),
     "neftune_noise_alpha": Refused("the swarm adds no noise to embeddings"),
@@ -202,7 +202,7 @@ _TRAINING_ARGUMENTS: Mapping[str, Decision] = {
     "push_to_hub": Honoured("push_to_hub"),
     "hub_model_id": Honoured(),
     "hub_private_repo": Honoured("hub_private_repo"),
-    "hub_token": Refused(NO_TOKEN, taken=("<HUB_TOKEN>",)),
+    "hub_token": Refused(NO_TOKEN, allowed=("<HUB_TOKEN>",)),
     "hub_strategy": Ignored("the result is uploaded once, at the end", default="every_save"),
     "hub_always_push": Ignored("the result is uploaded once, at the end"),
     "hub_revision": Refused("the result goes to the repository's main branch"),
@@ -220,10 +220,10 @@ _SFT_CONFIG: Mapping[str, Decision] = {
     "dataset_text_field": Honoured(),
     "dataset_kwargs": Refused("the client tokenizes rows itself (docs/how-to/prepare-data.md)"),
     "dataset_num_proc": PLAIN,
-    "eos_token": Refused(TOKENIZER, taken=("<EOS_TOKEN>",)),
+    "eos_token": Refused(TOKENIZER, allowed=("<EOS_TOKEN>",)),
     "pad_token": Ignored(default="<PAD_TOKEN>"),
     "max_length": Honoured("seq_length"),
-    "truncation_mode": Refused("a long document loses its end", taken=("keep_start",)),
+    "truncation_mode": Refused("a long document loses its end", allowed=("keep_start",)),
     "shuffle_dataset": Honoured(),
     "packing": Honoured("packing"),
     "packing_strategy": Honoured(),
@@ -232,7 +232,7 @@ _SFT_CONFIG: Mapping[str, Decision] = {
     "completion_only_loss": Honoured("completion_only_loss"),
     "assistant_only_loss": Honoured("assistant_only_loss"),
     "loss_type": Refused(
-        "the loss is the negative log-likelihood (nll)", taken=("nll", "chunked_nll")
+        "the loss is the negative log-likelihood (nll)", allowed=("nll", "chunked_nll")
     ),
 }
 
@@ -242,10 +242,10 @@ FORMER: Mapping[str, Decision] = {
     "logging_dir": Honoured("logging_dir"),
     "max_seq_length": Honoured("seq_length"),
     "group_by_length": Refused("the swarm does not sort samples by length"),
-    "save_safetensors": Refused(taken=(True,)),
+    "save_safetensors": Refused(allowed=(True,)),
     "push_to_hub_model_id": Refused("hub_model_id sets the repository"),
     "push_to_hub_organization": Refused("hub_model_id sets the repository, as OWNER/NAME"),
-    "push_to_hub_token": Refused(NO_TOKEN, taken=("<PUSH_TO_HUB_TOKEN>",)),
+    "push_to_hub_token": Refused(NO_TOKEN, allowed=("<PUSH_TO_HUB_TOKEN>",)),
     "adafactor": Refused("optim: adafactor"),
     "sharded_ddp": Refused(SHARES_OUT),
     "fp16_opt_level": Ignored(default="O1"),
@@ -303,8 +303,8 @@ _AXOLOTL: Mapping[str, Decision] = {
     "eval_sequence_len": Refused("held-out samples have the length of training samples"),
     "auto_resume_from_checkpoints": Refused(RESUMES),
     "revision": Refused("the swarm reads the newest revision of a model and a dataset"),
-    "tokenizer_use_fast": Refused(taken=(True,)),
-    "lora_fan_in_fan_out": Refused(taken=(False,)),
+    "tokenizer_use_fast": Refused(allowed=(True,)),
+    "lora_fan_in_fan_out": Refused(allowed=(False,)),
     **_all(("profiler_steps", "strict", "dataset_prepared_path", "dataset_processes"), PLAIN),
     **_all(("dataset_keep_in_memory", "device_map", "low_cpu_mem_usage", "lora_on_cpu"), PLAIN),
     **_all(("gc_steps", "gc_collect_steps", "attn_implementation", "flash_attention"), PLAIN),

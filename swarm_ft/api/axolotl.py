@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from swarm_ft.api.arguments import CUSTOM_CODE, OFF, TEMPLATE, shown
-from swarm_ft.protocol.spec.options import nearest
+from swarm_ft.protocol.spec.options import suggestion
 
 RENAMED = {
     "base_model": "model",
@@ -47,22 +47,22 @@ class RowType(NamedTuple):
     """The meaning of a dataset's `type` for its rows.
 
     Attributes:
-        asks: Option that `train_on_inputs` sets for such rows; empty if the loss covers all.
+        loss_option: Option that `train_on_inputs` sets for such rows; empty if the loss covers all.
         roles: Columns that such rows must have, see `--column`.
         is_text: Whether a row is one text.
     """
 
-    asks: str = ""
+    loss_option: str = ""
     roles: tuple[str, ...] = ()
     is_text: bool = False
 
 
-_CHAT = RowType(asks="assistant_only_loss", roles=("messages",))
+_CHAT = RowType(loss_option="assistant_only_loss", roles=("messages",))
 _TEXT = RowType(is_text=True)
 ROW_TYPES = {
     "completion": _TEXT,
     "chat_template": _CHAT,
-    "alpaca": RowType(asks="completion_only_loss", roles=("instruction", "output")),
+    "alpaca": RowType(loss_option="completion_only_loss", roles=("instruction", "output")),
     "pretraining": _TEXT,
     "pretrain": _TEXT,
     "chat_template.default": _CHAT,
@@ -88,7 +88,7 @@ def row_problem(name: str, value: Any, known: Iterable[str]) -> str:
     check = _ENTRY_KEYS.get(name)
     if check is not None:
         return check(value)
-    return f"no such key{nearest(name, [*known, *_ENTRY_KEYS])}"
+    return f"no such key{suggestion(name, [*known, *_ENTRY_KEYS])}"
 
 
 def _roles_to_train(value: Any) -> str:

@@ -10,19 +10,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from swarm_ft.api.coordinating import Charge, Coordinator, composed, keepers_of
-from swarm_ft.api.joining import DHT_PREFIX, check_only_here, way_to
-from swarm_ft.api.listening import Listening
-from swarm_ft.api.loop import awaited, awaits, waited, waits
+from swarm_ft.api.connections import DHT_PREFIX, check_local_nodes, parse_swarm_address
+from swarm_ft.api.coordinator_process import (
+    Coordinator,
+    CoordinatorConfig,
+    num_keepers,
+    start_coordinator,
+)
+from swarm_ft.api.listen_options import ListenOptions
+from swarm_ft.api.loop import awaitable, blocking, run_awaitable, run_blocking
 from swarm_ft.api.peer_home import BufferOptions
-from swarm_ft.api.serving import Peer, ServeOptions, serve_until_over
-from swarm_ft.api.swarm_keys import JOURNAL, keys_folder, opened
+from swarm_ft.api.peer_process import Peer, ServeOptions, serve_until_cancelled
+from swarm_ft.api.swarm_keys import JOURNAL, keys_folder, open_keys
 from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.recording.files import RECORDING_BYTES
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.roles import Role
-from swarm_ft.page.server import HttpPlaces
+from swarm_ft.page.server import HttpOptions
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import parse_layers
@@ -71,14 +76,14 @@ class Running(Generic[Up]):
             SwarmError: It failed; the error is the cause.
         """
         try:
-            waited(self._ended())
+            run_blocking(self._ended())
         except KeyboardInterrupt:
             self.stop()
             raise
 
     async def wait_async(self) -> None:
         """Wait like `wait`; cancelling this call leaves the peer or coordinator running."""
-        await awaited(self._ended())
+        await run_awaitable(self._ended())
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop it, unless it has ended.
@@ -87,11 +92,11 @@ class Running(Generic[Up]):
             timeout_s: Seconds in which a peer may hand over its state, and wait for a client that
                 fetches a result. After that its data is dropped.
         """
-        waited(self._stop(timeout_s))
+        run_blocking(self._stop(timeout_s))
 
     async def stop_async(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop it like `stop`."""
-        await awaited(self._stop(timeout_s))
+        await run_awaitable(self._stop(timeout_s))
 
     async def _ended(self) -> None:
         await asyncio.shield(self._task)
@@ -161,7 +166,7 @@ async def _serve(
     keep_disk_bytes: int | None = None,
     encrypt_at_rest: bool = False,
     buffers: BufferOptions = BufferOptions(),  # noqa: B008 - a value
-    listening: Listening = Listening(),  # noqa: B008 - a value
+    listening: ListenOptions = ListenOptions(),  # noqa: B008 - a value
     initial_peers: Sequence[str] = (),
     dht_prefix: str = DHT_PREFIX,
     peer_id: str | None = None,
@@ -211,7 +216,7 @@ async def _serve(
         models=tuple(map(str, models)),
         allow_models=tuple(allow_models),
         model_disk_bytes=model_disk_bytes,
-        lent_memory_bytes=None if memory_gib is None else int(memory_gib * (1 << 30)),
+        memory_bytes=None if memory_gib is None else int(memory_gib * (1 << 30)),
         max_stages=max_stages,
         threads=threads,
         watts=watts,
@@ -223,14 +228,14 @@ async def _serve(
         buffers=buffers,
         listening=listening,
     )
-    way = way_to(invite, tuple(initial_peers), dht_prefix)
+    way = parse_swarm_address(invite, tuple(initial_peers), dht_prefix)
     ready: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
-    task = await _up(serve_until_over(way, options, ready.set_result), ready)
+    task = await _up(serve_until_cancelled(way, options, ready.set_result), ready)
     return RunningPeer(task, ready.result())
 
 
-serve = waits("serve", _serve)
-serve_async = awaits("serve_async", _serve)
+serve = blocking("serve", _serve)
+serve_async = awaitable("serve_async", _serve)
 
 
 # ---- coordinate
@@ -292,7 +297,7 @@ class RunningCoordinator(Running[Coordinator]):
             layers=parse_layers(layers),
             weight=weight,
         )
-        with opened(self._journal) as (authority, registry):
+        with open_keys(self._journal) as (authority, registry):
             until = datetime.now(UTC) + expires
             made = registry.invite(
                 authority.fingerprint, (self.endpoint,), Role(role), uses, until, grant, note
@@ -303,7 +308,7 @@ class RunningCoordinator(Running[Coordinator]):
 async def _coordinate(
     journal: str | Path = JOURNAL,
     *,
-    listening: Listening = Listening(),  # noqa: B008 - a value
+    listening: ListenOptions = ListenOptions(),  # noqa: B008 - a value
     initial_peers: Sequence[str] = (),
     dht_prefix: str = DHT_PREFIX,
     snapshots: str | None = None,
@@ -317,7 +322,7 @@ async def _coordinate(
     is_public: bool = False,
     has_relay: bool = True,
     recording_bytes: int = RECORDING_BYTES,
-    http: HttpPlaces = HttpPlaces(),  # noqa: B008 - a value
+    http: HttpOptions = HttpOptions(),  # noqa: B008 - a value
 ) -> RunningCoordinator:
     """Run a swarm's coordinator until the returned object is stopped.
 
@@ -349,7 +354,7 @@ async def _coordinate(
         BadInput: An argument is not usable.
         SwarmError: The coordinator cannot start; the error is the cause.
     """
-    config = Charge(
+    config = CoordinatorConfig(
         journal=str(journal),
         initial_peers=tuple(initial_peers),
         dht_prefix=dht_prefix,
@@ -358,7 +363,7 @@ async def _coordinate(
         result_s=3600 * result_hours,
         quotas=quotas,
         snapshots=SnapshotStore(snapshots) if snapshots else None,
-        num_keepers=keepers_of(keepers, snapshots),
+        num_keepers=num_keepers(keepers, snapshots),
         moves_layers=moves_layers,
         sealing_key=sealing_key,
         is_public=is_public,
@@ -371,14 +376,14 @@ async def _coordinate(
 
     async def work() -> None:
         async with AsyncExitStack() as stack:
-            running = await composed(config, stack)
+            running = await start_coordinator(config, stack)
             ready.set_result(running)
             await running.run()
 
     return RunningCoordinator(await _up(work(), ready), ready.result(), config.journal)
 
 
-def _check_keys(config: Charge, *, insecure: bool) -> None:
+def _check_keys(config: CoordinatorConfig, *, insecure: bool) -> None:
     """Create the swarm's keys if there are none; check the addresses of a swarm without keys."""
     folder = keys_folder(config.journal)
     if not insecure:
@@ -389,9 +394,9 @@ def _check_keys(config: Charge, *, insecure: bool) -> None:
         raise BadOption(
             f"insecure: expected a swarm without keys, got keys in {folder}; leave it out"
         )
-    config.listening.check_only_here()
-    check_only_here(config.initial_peers)
+    config.listening.check_local()
+    check_local_nodes(config.initial_peers)
 
 
-coordinate = waits("coordinate", _coordinate)
-coordinate_async = awaits("coordinate_async", _coordinate)
+coordinate = blocking("coordinate", _coordinate)
+coordinate_async = awaitable("coordinate_async", _coordinate)

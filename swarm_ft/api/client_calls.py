@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Unpack
 
-from swarm_ft.api.asking import connection
-from swarm_ft.api.generating import GeneratedText, generate_in
-from swarm_ft.api.joining import DHT_PREFIX, way_to
+from swarm_ft.api.connections import DHT_PREFIX, parse_swarm_address
+from swarm_ft.api.coordinator_calls import connection
+from swarm_ft.api.forecasts import forecast_in, read_model
+from swarm_ft.api.generation import GeneratedText, generate_in
 from swarm_ft.api.keywords import GenerateKeywords, JobKeywords, OutputKeywords, PlanKeywords
-from swarm_ft.api.loop import awaits, waits
-from swarm_ft.api.planning import forecast_in, read_model
+from swarm_ft.api.loop import awaitable, blocking
 from swarm_ft.api.training import (
     OnEvent,
-    begun,
     console_for,
-    finished,
     job_options,
     listener_on,
-    read,
+    read_job,
     run_job_in,
+    submit_job,
+    watch_to_end,
 )
 from swarm_ft.client.forecast import Forecast
 from swarm_ft.client.job import check_outputs
@@ -63,7 +63,7 @@ async def _train(
         KeyboardInterrupt: Ctrl-C. The run goes on without this client, and `attach` returns to it.
     """
     job = job_options(dict(options))
-    way = way_to(invite, tuple(initial_peers), dht_prefix)
+    way = parse_swarm_address(invite, tuple(initial_peers), dht_prefix)
     key = Path(key_file) if key_file is not None else None
     return await run_job_in(way, job, key_file=key, shows=progress, on_event=on_event)
 
@@ -98,8 +98,8 @@ async def _submit(
     check_outputs(requested.outputs)
     console = console_for(shows=progress)
     async with connection(invite, initial_peers, dht_prefix, key_file) as swarm:
-        job = await read(requested, listener_on(console))
-        return str((await begun(swarm, job, requested, console=console)).run_id)
+        job = await read_job(requested, listener_on(console))
+        return str((await submit_job(swarm, job, requested, console=console)).run_id)
 
 
 async def _attach(
@@ -141,7 +141,7 @@ async def _attach(
     check_outputs(wanted)
     async with connection(invite, initial_peers, dht_prefix, key_file) as swarm:
         run = await attach_to(swarm, run_id, model, console_for(shows=progress))
-        return await finished(run, wanted, on_event)
+        return await watch_to_end(run, wanted, on_event)
 
 
 async def _generate(
@@ -187,7 +187,7 @@ async def _generate(
             run_id=run_id,
             model=model,
             on_text=on_text or (lambda _piece: None),
-            on_trouble=listener_on(console).tell,
+            on_trouble=listener_on(console).on_line,
         )
 
 
@@ -225,8 +225,8 @@ async def _plan(
     return found
 
 
-train, train_async = waits("train", _train), awaits("train_async", _train)
-submit, submit_async = waits("submit", _submit), awaits("submit_async", _submit)
-attach, attach_async = waits("attach", _attach), awaits("attach_async", _attach)
-generate, generate_async = waits("generate", _generate), awaits("generate_async", _generate)
-plan, plan_async = waits("plan", _plan), awaits("plan_async", _plan)
+train, train_async = blocking("train", _train), awaitable("train_async", _train)
+submit, submit_async = blocking("submit", _submit), awaitable("submit_async", _submit)
+attach, attach_async = blocking("attach", _attach), awaitable("attach_async", _attach)
+generate, generate_async = blocking("generate", _generate), awaitable("generate_async", _generate)
+plan, plan_async = blocking("plan", _plan), awaitable("plan_async", _plan)

@@ -110,7 +110,7 @@ def _work_fields(work: MemberWork) -> dict[str, Any]:
 
 
 def _run_fields(run: RunSummary, name_of: Callable[[str], str]) -> dict[str, Any]:
-    from swarm_ft.client.words import kind_fields
+    from swarm_ft.client.formatting import kind_fields
 
     return {
         "run": run.run_id,

@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from swarm_ft.api.axolotl import RENAMED
+from swarm_ft.client.formatting import printable
 from swarm_ft.client.options import JobOptions
-from swarm_ft.client.words import printable
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.options import Declared, declared
+from swarm_ft.protocol.spec.options import OptionField, option_fields
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -94,7 +94,7 @@ def job_yaml(options: JobOptions) -> str:
     return text
 
 
-def _name(one: Declared) -> str:
+def _name(one: OptionField) -> str:
     """Return the key of an option: axolotl's, or our longer one."""
     axolotl = {field: key for key, field in RENAMED.items()} | {"learning_rate": "learning_rate"}
     return axolotl.get(one.field) or (one.long_flag or one.flag)[2:].replace("-", "_")
@@ -104,8 +104,8 @@ def _not_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _declared() -> tuple[Declared, ...]:
-    return declared(JobOptions)
+def _declared() -> tuple[OptionField, ...]:
+    return option_fields(JobOptions)
 
 
 def _value_at(options: JobOptions, field: str) -> Any:
@@ -113,7 +113,7 @@ def _value_at(options: JobOptions, field: str) -> Any:
     return next(getattr(part, field) for part in parts if hasattr(part, field))
 
 
-def _written(one: Declared, value: Any) -> Any:
+def _written(one: OptionField, value: Any) -> Any:
     """Convert a value to a type of YAML: the option's word, a number, a bool or a text."""
     if one.is_repeated:
         return list(value) or None

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.client.options import GenerateOptions, JobOptions, PlanOptions
 from swarm_ft.errors import SwarmError
-from swarm_ft.protocol.spec.options import declared
+from swarm_ft.protocol.spec.options import option_fields
 
 _OF_CALLS = {
     "--invite": "invite",
@@ -60,7 +60,7 @@ def as_keywords(message: str) -> str:
 @functools.cache
 def _arguments() -> Mapping[str, str]:
     names = dict(_OF_CALLS)
-    for one in (part for of in _DECLARING for part in declared(of)):
+    for one in (part for of in _DECLARING for part in option_fields(of)):
         names |= {flag: one.field for flag in (one.flag, one.long_flag) if flag}
         if one.no_flag:
             names[one.no_flag] = f"{one.field}=False"

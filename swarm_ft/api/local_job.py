@@ -23,7 +23,7 @@ SAMPLE = {"model": "a small GPT-2 with random weights", "dataset": "Python's own
 JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.05
 
 
-def asked_for(given: Mapping[str, Any]) -> JobOptions:
+def local_job_options(given: Mapping[str, Any]) -> JobOptions:
     """Build a job's options; a missing model or dataset has an empty name.
 
     Raises:
@@ -37,11 +37,11 @@ def asked_for(given: Mapping[str, Any]) -> JobOptions:
 
 def with_sample(asked: JobOptions, folder: Path) -> JobOptions:
     """Write the default model and data into `folder`, if the options name none."""
-    from swarm_ft.client.sample import write_sample
+    from swarm_ft.client.demo_input import write_demo_input
 
     if asked.model and asked.datasets:
         return asked
-    made = write_sample(folder, seed=asked.train.seed)
+    made = write_demo_input(folder, seed=asked.train.seed)
     evaluation = asked.evaluation
     if not asked.datasets and evaluation.eval_dataset is None:
         evaluation = replace(evaluation, eval_dataset=made.eval_file)
@@ -53,7 +53,7 @@ def with_sample(asked: JobOptions, folder: Path) -> JobOptions:
     )
 
 
-def layers_to_share(options: JobOptions, stages: int) -> LayerRange:
+def check_stages(options: JobOptions, stages: int) -> LayerRange:
     """Return the blocks of the job's model.
 
     Raises:
@@ -78,13 +78,13 @@ def peer_names(stages: int, replicas: int) -> tuple[str, ...]:
     )
 
 
-def shares(layers: LayerRange, stages: int, replicas: int) -> dict[str, str]:
+def layers_by_peer(layers: LayerRange, stages: int, replicas: int) -> dict[str, str]:
     """Return the layers of each peer, by the peer's name, as equal parts for the stages."""
     parts = [str(part) for part in split_evenly(layers, stages)]
     return dict(zip(peer_names(stages, replicas), parts * replicas, strict=True))
 
 
-async def all_joined(client: SwarmClient, num_peers: int) -> None:
+async def wait_for_peers(client: SwarmClient, num_peers: int) -> None:
     """Wait for all peers, since a peer that joins after the first step must fetch weights.
 
     Raises:

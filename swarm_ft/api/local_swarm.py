@@ -8,18 +8,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
+from swarm_ft.api.in_process import InProcessMembers
 from swarm_ft.api.keywords import JobKeywords
 from swarm_ft.api.local_job import (
-    all_joined,
-    asked_for,
-    layers_to_share,
+    check_stages,
+    layers_by_peer,
+    local_job_options,
     peer_names,
-    shares,
+    wait_for_peers,
     with_sample,
 )
-from swarm_ft.api.loop import awaited, waited
-from swarm_ft.api.members_here import MembersHere
-from swarm_ft.api.processes import MembersApart
+from swarm_ft.api.loop import run_awaitable, run_blocking
+from swarm_ft.api.processes import ProcessMembers
 from swarm_ft.api.training import OnEvent, run_job
 from swarm_ft.client.job import check_outputs
 from swarm_ft.client.options import JobOptions
@@ -72,13 +72,13 @@ class LocalSwarm:
         self._given_folder = Path(folder) if folder is not None else None
         self._processes, self._device, self._threads = processes, device, threads
         self._folder = Path()
-        self._members: MembersHere | MembersApart | None = None
+        self._members: InProcessMembers | ProcessMembers | None = None
         self._has_peers = False
 
     # ---- start and stop
 
     def __enter__(self) -> Self:
-        waited(self._open())
+        run_blocking(self._open())
         return self
 
     def __exit__(
@@ -87,10 +87,10 @@ class LocalSwarm:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        waited(self._close())
+        run_blocking(self._close())
 
     async def __aenter__(self) -> Self:
-        await awaited(self._open())
+        await run_awaitable(self._open())
         return self
 
     async def __aexit__(
@@ -99,7 +99,7 @@ class LocalSwarm:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await awaited(self._close())
+        await run_awaitable(self._close())
 
     def start(self) -> Self:
         """Start the swarm without a `with`, for example in a notebook's cell."""
@@ -107,7 +107,7 @@ class LocalSwarm:
 
     def stop(self) -> None:
         """Stop all members; fetched results stay."""
-        waited(self._close())
+        run_blocking(self._close())
 
     # ---- jobs and peers
 
@@ -131,7 +131,7 @@ class LocalSwarm:
         Raises:
             SwarmError: The run has no result; the error is the cause.
         """
-        return waited(self._train(options, shows=progress, on_event=on_event))
+        return run_blocking(self._train(options, shows=progress, on_event=on_event))
 
     async def train_async(
         self,
@@ -141,15 +141,15 @@ class LocalSwarm:
         **options: Unpack[JobKeywords],
     ) -> RunReport:
         """Train like `train`; cancelling this call does not end the run."""
-        return await awaited(self._train(options, shows=progress, on_event=on_event))
+        return await run_awaitable(self._train(options, shows=progress, on_event=on_event))
 
     def status(self) -> SwarmStatus:
         """Fetch the swarm's peers and runs from the coordinator."""
-        return waited(self._status())
+        return run_blocking(self._status())
 
     async def status_async(self) -> SwarmStatus:
         """Fetch the status like `status`."""
-        return await awaited(self._status())
+        return await run_awaitable(self._status())
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -167,16 +167,16 @@ class LocalSwarm:
             NotFound: There is no such peer.
             OutOfTurn: No job has started the peers yet.
         """
-        waited(self._kill(peer))
+        run_blocking(self._kill(peer))
 
     async def kill_async(self, peer: str) -> None:
         """Kill a peer like `kill`."""
-        await awaited(self._kill(peer))
+        await run_awaitable(self._kill(peer))
 
     # ---- work in the event loop
 
     @property
-    def _there(self) -> MembersHere | MembersApart:
+    def _there(self) -> InProcessMembers | ProcessMembers:
         if self._members is None:
             raise OutOfTurn("this swarm is not running; use it in a 'with', or call start()")
         return self._members
@@ -186,11 +186,11 @@ class LocalSwarm:
             raise OutOfTurn("this swarm is running already")
         self._folder = self._given_folder or Path(tempfile.mkdtemp(prefix="swarm-ft-"))
         self._folder.mkdir(parents=True, exist_ok=True)
-        members: MembersHere | MembersApart
+        members: InProcessMembers | ProcessMembers
         if self._processes:
-            members = MembersApart(self._folder, self._threads)
+            members = ProcessMembers(self._folder, self._threads)
         else:
-            members = MembersHere(self._folder, self._device, self._threads)
+            members = InProcessMembers(self._folder, self._device, self._threads)
         try:
             await members.open()
         except BaseException:
@@ -215,22 +215,22 @@ class LocalSwarm:
     ) -> RunReport:
         members = self._there
         options = self._options(dict(given))
-        layers = layers_to_share(options, self._stages)
-        await members.host(shares(layers, self._stages, self._replicas), options.model)
+        layers = check_stages(options, self._stages)
+        await members.host(layers_by_peer(layers, self._stages, self._replicas), options.model)
         self._has_peers = True
-        await all_joined(members.client, len(members.peers))
+        await wait_for_peers(members.client, len(members.peers))
         reports: list[RunReport] = []
 
         async def run_to_end() -> None:
             done = run_job(members.client, options, shows=shows, on_event=on_event, is_local=True)
             reports.append(await done)
 
-        await until_one_ends(run_to_end(), members.first_loss())
+        await until_one_ends(run_to_end(), members.wait_for_failure())
         return reports[0]
 
     def _options(self, given: dict[str, Any]) -> JobOptions:
         """Build the job's options, with the default model and data if none are named."""
-        requested = asked_for(by_names(JobOptions, given))
+        requested = local_job_options(by_names(JobOptions, given))
         check_outputs(requested.outputs)
         return with_sample(requested, self._folder / "input")
 

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @keyword_errors()
-def waited(work: Coroutine[Any, Any, T]) -> T:
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run the work and wait for its result; Ctrl-C cancels it, and waits until it cleaned up.
 
     Raises:
@@ -51,7 +51,7 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def awaited(work: Coroutine[Any, Any, T]) -> T:
+async def run_awaitable(work: Coroutine[Any, Any, T]) -> T:
     """Run the work and return its result; cancelling this call cancels the work and waits for it.
 
     Raises:
@@ -66,25 +66,25 @@ async def awaited(work: Coroutine[Any, Any, T]) -> T:
             raise
 
 
-def waits(name: str, work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+def blocking(name: str, work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """Return the blocking form of `work`, under this name; see `waited`."""
 
     @functools.wraps(work)
     def wait(*args: P.args, **kwargs: P.kwargs) -> T:
-        return waited(work(*args, **kwargs))
+        return run_blocking(work(*args, **kwargs))
 
     wait.__name__ = wait.__qualname__ = name
     return wait
 
 
-def awaits(
+def awaitable(
     name: str, work: Callable[P, Coroutine[Any, Any, T]]
 ) -> Callable[P, Coroutine[Any, Any, T]]:
     """Return the awaitable form of `work` for any loop, under this name; see `awaited`."""
 
     @functools.wraps(work)
     async def wait(*args: P.args, **kwargs: P.kwargs) -> T:
-        return await awaited(work(*args, **kwargs))
+        return await run_awaitable(work(*args, **kwargs))
 
     wait.__name__ = wait.__qualname__ = name
     return wait

@@ -22,7 +22,7 @@ from torch import Tensor
 from swarm_ft.api.keyword_errors import keyword_errors
 from swarm_ft.client.export import assemble
 from swarm_ft.client.result import write_result_files
-from swarm_ft.codec.batches import Boundary
+from swarm_ft.codec.batches import CompressedBoundary
 from swarm_ft.errors import BadOption, BadSnapshot, MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.codec_spec import Direction
@@ -82,7 +82,7 @@ class LocalPipeline:
         self._begin()
 
     @property
-    def boundaries(self) -> tuple[Boundary, ...]:
+    def boundaries(self) -> tuple[CompressedBoundary, ...]:
         """The boundaries between stages, first to last. Each counts its bytes."""
         return tuple(self._boundaries)
 
@@ -119,7 +119,7 @@ class LocalPipeline:
         microbatch = MicrobatchIndex(self._batches)
         x, last = input_ids, self._engines[-1]
         for engine, boundary in zip(self._engines, self._boundaries, strict=False):
-            x = boundary.passed(engine.forward(microbatch, x), ids, Direction.FORWARD)
+            x = boundary.transfer(engine.forward(microbatch, x), ids, Direction.FORWARD)
         found = last.forward_backward(microbatch, x, labels)
         last.weight_gradients(microbatch)
         self._back(microbatch, found.input_gradient, ids)
@@ -131,7 +131,7 @@ class LocalPipeline:
         below = zip(self._engines[-2::-1], self._boundaries[::-1], strict=False)
         for engine, boundary in below:
             if gradient is not None:
-                passed = boundary.passed(gradient, ids, Direction.BACKWARD)
+                passed = boundary.transfer(gradient, ids, Direction.BACKWARD)
                 gradient = engine.backward(microbatch, passed)
             engine.weight_gradients(microbatch)
 
@@ -230,7 +230,7 @@ class LocalPipeline:
     def _new_boundaries(self) -> None:
         train = self._spec.train
         self._boundaries = [
-            Boundary(
+            CompressedBoundary(
                 train.forward_codec,
                 train.backward_codec,
                 key=train.key_codec,

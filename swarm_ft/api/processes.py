@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from swarm_ft.api.joining import DHT_PREFIX, WayIn, connected
+from swarm_ft.api.connections import DHT_PREFIX, SwarmAddress, connect
 from swarm_ft.api.peer_home import BufferOptions
-from swarm_ft.api.swarm_keys import first_invitations, keys_folder, leading_to
+from swarm_ft.api.swarm_keys import first_invitations, keys_folder, with_address
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.errors import NotFound, OutOfTurn, RunFailed
 from swarm_ft.identity.roles import Role
@@ -115,7 +115,7 @@ class ProcessSwarm:
         document: dict[str, object] = json.loads(line)
         return document
 
-    async def first_loss(self, on_end: Callable[[str], None]) -> None:
+    async def wait_for_failure(self, on_end: Callable[[str], None]) -> None:
         """Wait until a child ends that no other child can replace.
 
         Args:
@@ -163,7 +163,7 @@ def _last_line(log_file: Path) -> str:
 # ---- a whole swarm
 
 
-class MembersApart:
+class ProcessMembers:
     """A coordinator and peers as own processes, with the interface of `MembersHere`.
 
     Args:
@@ -212,13 +212,13 @@ class MembersApart:
         if layers == self._layers and model == self._model:
             return
         await self.close()
-        forget(self._folder, BufferOptions(directory=self._folder / "buffers"))
+        delete_leftovers(self._folder, BufferOptions(directory=self._folder / "buffers"))
         buffers = BufferOptions(directory=self._folder / "buffers")
         way = await start_swarm(
             self._swarm, layers, buffers, self._folder, model=model, threads=self._threads
         )
         key = keys_folder(str(self._folder / JOURNAL)) / CLIENT_KEY
-        self._client = await self._connection.enter_async_context(connected(way, key))
+        self._client = await self._connection.enter_async_context(connect(way, key))
         self._layers, self._model = dict(layers), model
 
     async def kill(self, name: str) -> None:
@@ -232,13 +232,13 @@ class MembersApart:
             raise NotFound(f"peer: expected one of {known}, got {name}")
         self._swarm.kill(name)
 
-    async def first_loss(self) -> None:
+    async def wait_for_failure(self) -> None:
         """Wait until a process ends that no other process can replace.
 
         Raises:
             RunFailed: Always, with the process's name and its last log line.
         """
-        await self._swarm.first_loss(lambda _words: None)
+        await self._swarm.wait_for_failure(lambda _words: None)
 
     async def close(self) -> None:
         """Stop all members."""
@@ -255,7 +255,7 @@ async def start_swarm(
     *,
     model: str,
     threads: int = 1,
-) -> WayIn:
+) -> SwarmAddress:
     """Start a coordinator and peers with new keys, and return a client's way in.
 
     Args:
@@ -274,8 +274,8 @@ async def start_swarm(
     common = ("--snapshots", str((work_dir / "snapshots").resolve()))
     started = await swarm.start("coordinator", ["coordinator", "--journal", journal, *common])
     swarm.page = str(started.get("page") or "")
-    with_address = partial(leading_to, str(started["endpoint"]))
-    invite = str(with_address(invited[Role.PEER]))
+    at_coordinator = partial(with_address, str(started["endpoint"]))
+    invite = str(at_coordinator(invited[Role.PEER]))
     commands = {}
     for name, part in peers.items():
         own = buffers.directory.resolve() / name if buffers.directory else None
@@ -288,8 +288,8 @@ async def start_swarm(
         )
         commands[name] = ["serve-stage", *offer, *_models(model), *common, invite]
     await swarm.start_all(commands)
-    client_invite = with_address(invited[Role.CLIENT])
-    return WayIn(invite=client_invite, initial_peers=(), dht_prefix=DHT_PREFIX)
+    client_invite = at_coordinator(invited[Role.CLIENT])
+    return SwarmAddress(invite=client_invite, initial_peers=(), dht_prefix=DHT_PREFIX)
 
 
 def _models(model: str) -> tuple[str, str]:
@@ -298,7 +298,7 @@ def _models(model: str) -> tuple[str, str]:
     return ("--models", str(Path(model).resolve())) if is_directory else ("--model", model)
 
 
-def forget(work_dir: Path, buffers: BufferOptions) -> None:
+def delete_leftovers(work_dir: Path, buffers: BufferOptions) -> None:
     """Delete an earlier swarm's journal and buffers, since a new swarm would resume its run."""
     for leftover in work_dir.glob(f"{JOURNAL}*"):
         if leftover.is_dir():

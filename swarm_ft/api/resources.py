@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from swarm_ft import systems
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.sizes import size_words
+from swarm_ft.protocol.spec.sizes import format_size
 
 if TYPE_CHECKING:
     from swarm_ft.api.peer_home import BufferOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LentResources:
+class PeerResources:
     """The limits of what a peer uses of this machine.
 
     Attributes:
@@ -38,9 +38,9 @@ class LentResources:
         """Return a line with the limits and the options that change them."""
         cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
         return (
-            f"This machine lends at most {size_words(self.memory_bytes)} of memory for stages and "
-            f"{size_words(self.buffer_memory_bytes)} for buffers, {cores}, "
-            f"{size_words(self.disk_bytes)} of disk, {self._link()} (--memory, --buffer-memory, "
+            f"This machine lends at most {format_size(self.memory_bytes)} of memory for stages and "
+            f"{format_size(self.buffer_memory_bytes)} for buffers, {cores}, "
+            f"{format_size(self.disk_bytes)} of disk, {self._link()} (--memory, --buffer-memory, "
             "--threads, --buffer-disk, --keep-disk, --model-disk, --upload-mbps, --download-mbps)"
         )
 
@@ -79,8 +79,8 @@ def check_memory(option: str, wanted_bytes: int, has_bytes: int | None, where: s
     """
     if has_bytes is not None and wanted_bytes > has_bytes:
         raise BadOption(
-            f"{option}: expected at most {size_words(has_bytes)}, the memory of {where}, "
-            f"got {size_words(wanted_bytes)}"
+            f"{option}: expected at most {format_size(has_bytes)}, the memory of {where}, "
+            f"got {format_size(wanted_bytes)}"
         )
 
 
@@ -106,6 +106,6 @@ def check_disk(option: str, wanted_bytes: int | None, folder: Path) -> None:
     has_bytes = systems.disk_bytes(folder)
     if wanted_bytes > has_bytes:
         raise BadOption(
-            f"{option}: expected at most {size_words(has_bytes)}, the disk of {folder}, "
-            f"got {size_words(wanted_bytes)}"
+            f"{option}: expected at most {format_size(has_bytes)}, the disk of {folder}, "
+            f"got {format_size(wanted_bytes)}"
         )

@@ -28,7 +28,7 @@ def keys_folder(journal: str) -> Path:
 
 
 @contextmanager
-def opened(journal: str) -> Iterator[tuple[Authority, Registry]]:
+def open_keys(journal: str) -> Iterator[tuple[Authority, Registry]]:
     """Open a swarm's authority and its registry of members.
 
     Raises:
@@ -67,6 +67,6 @@ def first_invitations(journal: str, uses: Mapping[Role, int]) -> dict[Role, Invi
         }
 
 
-def leading_to(endpoint: str, invite: Invite) -> Invite:
+def with_address(endpoint: str, invite: Invite) -> Invite:
     """Return the same invitation with the coordinator's address."""
     return replace(invite, addresses=(endpoint,))

@@ -19,15 +19,15 @@ from swarm_ft.api.client_calls import train_async
 from swarm_ft.api.keyword_errors import keyword_errors
 from swarm_ft.api.keywords import JobKeywords, TrainerKeywords
 from swarm_ft.api.local_swarm import LocalSwarm
-from swarm_ft.api.loop import awaited, waited
-from swarm_ft.api.translation import TranslatedJob, check_argument_names, translated_arguments
+from swarm_ft.api.loop import run_awaitable, run_blocking
+from swarm_ft.api.translation import TranslatedJob, check_argument_names, translate_arguments
 from swarm_ft.client.options import JobOptions
 from swarm_ft.client.report import RunReport, metrics_of
-from swarm_ft.client.reporting import numbers_of
+from swarm_ft.client.reporting import event_metrics
 from swarm_ft.errors import BadOption, OutOfTurn
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RunEvent
-from swarm_ft.protocol.spec.options import build, by_names, nearest
+from swarm_ft.protocol.spec.options import build, by_names, suggestion
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -151,7 +151,7 @@ class SwarmConfig:
             name: value.value if isinstance(value, Enum) else value
             for name, value in {**own, **self.others}.items()
         }
-        return translated_arguments(arguments, "SwarmConfig")
+        return translate_arguments(arguments, "SwarmConfig")
 
     def _is_replaced(self, one: Field[Any]) -> bool:
         """Whether another name of the option, such as `max_seq_length`, replaces a default."""
@@ -268,11 +268,11 @@ class SwarmTrainer:
             BadOption: `resume_from_checkpoint` is a path, or `invite` is missing.
             SwarmError: The run has no result; the error is the cause.
         """
-        return waited(self._train(resume_from_checkpoint))
+        return run_blocking(self._train(resume_from_checkpoint))
 
     async def train_async(self, resume_from_checkpoint: bool | None = None) -> TrainOutput:
         """Train like `train`."""
-        return await awaited(self._train(resume_from_checkpoint))
+        return await run_awaitable(self._train(resume_from_checkpoint))
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """Copy the result from `args.output_dir`, where `train` wrote it, to another directory.
@@ -368,7 +368,7 @@ class SwarmTrainer:
         return job
 
     def _log(self, event: RunEvent) -> None:
-        step, values = numbers_of(event)
+        step, values = event_metrics(event)
         if values:
             names = {name.replace("train/", "").replace("/", "_"): v for name, v in values.items()}
             self.log_history.append({"step": step, **names})
@@ -449,7 +449,7 @@ def _check_others(others: Mapping[str, Any]) -> None:
         if name in TRAINER:
             raise BadOption(f"{name}: expected it in args, as SwarmConfig({name}=...)")
         if name not in _UNSUPPORTED:
-            raise BadOption(f"{name}: no such argument{nearest(name, _OWN_NAMES)}")
+            raise BadOption(f"{name}: no such argument{suggestion(name, _OWN_NAMES)}")
         if value not in (None, [], (None, None)):
             raise BadOption(f"{name}: {_UNSUPPORTED[name]}")
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from swarm_ft.api.joining import WayIn, connected
+from swarm_ft.api.connections import SwarmAddress, connect
 from swarm_ft.client.data.progress import Listener
 from swarm_ft.client.job import check_outputs, prepare_job
 from swarm_ft.client.options import JobOptions, Outputs
 from swarm_ft.client.report import RunProgress, RunReport
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.client.train import WatchedRun, reading, submit
+from swarm_ft.client.train import WatchedRun, read_in_thread, submit
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.messages.client import RunEvent
 from swarm_ft.protocol.spec.options import build, by_names
@@ -40,16 +40,16 @@ def job_options(given: dict[str, Any]) -> JobOptions:
     return build(JobOptions, values)
 
 
-async def read(options: JobOptions, listener: Listener) -> Job:
+async def read_job(options: JobOptions, listener: Listener) -> Job:
     """Read and check a job's model and data, without any connection to a swarm.
 
     Raises:
         BadInput: An option, the model or the data is not usable.
     """
-    return await reading(partial(prepare_job, options), listener)
+    return await read_in_thread(partial(prepare_job, options), listener)
 
 
-async def begun(
+async def submit_job(
     swarm: SwarmClient,
     job: Job,
     options: JobOptions,
@@ -77,7 +77,9 @@ async def begun(
     return await submit(swarm, job, options, progress, forecasts=forecasts)
 
 
-async def finished(run: WatchedRun, outputs: Outputs, on_event: OnEvent | None = None) -> RunReport:
+async def watch_to_end(
+    run: WatchedRun, outputs: Outputs, on_event: OnEvent | None = None
+) -> RunReport:
     """Watch a run to its end, fetch its result, and report on it.
 
     Args:
@@ -88,7 +90,7 @@ async def finished(run: WatchedRun, outputs: Outputs, on_event: OnEvent | None =
     Raises:
         SwarmError: The run has no result; the error is the cause.
     """
-    with run.progress.telling(on_event) if on_event else nullcontext():
+    with run.progress.notifying(on_event) if on_event else nullcontext():
         await run.fetch(outputs)
     report = run.report(outputs)
     if outputs.json_file is not None:
@@ -118,14 +120,14 @@ async def run_job(
         SwarmError: The run has no result; the error is the cause.
     """
     console = console_for(shows=shows)
-    job = await read(options, listener_on(console))
-    run = await begun(swarm, job, options, console=console, forecasts=not is_local)
+    job = await read_job(options, listener_on(console))
+    run = await submit_job(swarm, job, options, console=console, forecasts=not is_local)
     if not is_local:
         run.progress.message(
             f"watching {run.run_id}; Ctrl-C detaches, and the run goes on: "
             f"swarm_ft.attach({str(run.run_id)!r}, ...) returns to it"
         )
-    return await finished(run, options.outputs, on_event)
+    return await watch_to_end(run, options.outputs, on_event)
 
 
 def console_for(*, shows: bool) -> Console:
@@ -135,11 +137,11 @@ def console_for(*, shows: bool) -> Console:
 
 def listener_on(console: Console) -> Listener:
     """Return a listener that prints the messages of reading data."""
-    return Listener(tell=partial(console.print, markup=False, soft_wrap=True))
+    return Listener(on_line=partial(console.print, markup=False, soft_wrap=True))
 
 
 async def run_job_in(
-    way: WayIn,
+    way: SwarmAddress,
     options: JobOptions,
     *,
     key_file: Path | None = None,
@@ -152,5 +154,5 @@ async def run_job_in(
         SwarmError: The run has no result; the error is the cause.
     """
     check_outputs(options.outputs)
-    async with connected(way, key_file) as swarm:
+    async with connect(way, key_file) as swarm:
         return await run_job(swarm, options, shows=shows, on_event=on_event)

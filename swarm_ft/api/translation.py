@@ -34,10 +34,10 @@ from swarm_ft.api.axolotl import (
     RowType,
     row_problem,
 )
+from swarm_ft.client.formatting import printable
 from swarm_ft.client.options import JobOptions
-from swarm_ft.client.words import printable
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.options import Declared, declared, nearest
+from swarm_ft.protocol.spec.options import OptionField, option_fields, suggestion
 
 ACCUMULATION = "gradient_accumulation_steps"
 NO_ROW_TYPE = RowType()
@@ -58,10 +58,10 @@ class TranslatedJob:
 
 def job_fields(document: Mapping[str, Any], source: object = "job") -> dict[str, Any]:
     """Return the fields of `translated` without its notes."""
-    return dict(translated(document, source).fields)
+    return dict(translate_job(document, source).fields)
 
 
-def translated(document: Mapping[str, Any], source: object = "job") -> TranslatedJob:
+def translate_job(document: Mapping[str, Any], source: object = "job") -> TranslatedJob:
     """Translate a file's keys to a job's options.
 
     Args:
@@ -75,7 +75,7 @@ def translated(document: Mapping[str, Any], source: object = "job") -> Translate
     return _Translation(source, _JOB_FILE).job(document)
 
 
-def translated_arguments(arguments: Mapping[str, Any], source: object) -> TranslatedJob:
+def translate_arguments(arguments: Mapping[str, Any], source: object) -> TranslatedJob:
     """Translate arguments of a Trainer to a job's options; raises as `translated` does.
 
     Args:
@@ -111,7 +111,7 @@ class _Names:
 
     def unknown(self, name: str, others: Iterable[str]) -> str:
         """Return the message for an unknown name, with the nearest known one."""
-        hint = nearest(name, [*self.decisions, *(others if self.has_options else ())])
+        hint = suggestion(name, [*self.decisions, *(others if self.has_options else ())])
         if not self.has_options and name in _OPTION_NAMES:
             hint = f"; expected options of a job in swarm={{'{name}': ...}}"
         return f"no such {self.noun}{hint}"
@@ -130,7 +130,7 @@ def _raise_problems(problems: Mapping[str, str], source: object, names: _Names) 
         raise BadOption(f"{source}: {len(lines)} {names.noun}s cannot be used: {numbered}")
 
 
-_OPTIONS = {one.field: one for one in declared(JobOptions)}
+_OPTIONS = {one.field: one for one in option_fields(JobOptions)}
 _OPTION_NAMES = {name: one.field for one in _OPTIONS.values() for name in one.names}
 
 
@@ -343,7 +343,7 @@ class _Translation:
             self._key = f"{outer}: {name}"
             decision = MODEL_INIT.get(str(name))
             if decision is None:
-                self._refuse(f"no such argument{nearest(str(name), MODEL_INIT)}")
+                self._refuse(f"no such argument{suggestion(str(name), MODEL_INIT)}")
             else:
                 self._decide(self._key, decision, one)
 
@@ -531,8 +531,8 @@ class _Translation:
         """Set which part of a row the loss covers: inputs by `train_on_inputs` only."""
         inputs, row_type = self._trains_on_inputs, self._row_type
         self._key = "train_on_inputs"
-        if row_type is not None and row_type.asks:
-            self._set(row_type.asks, not inputs)
+        if row_type is not None and row_type.loss_option:
+            self._set(row_type.loss_option, not inputs)
         elif inputs is not None and row_type is None and "train_on_inputs" not in self._problems:
             self._refuse(
                 "expected type: chat_template or alpaca in datasets beside it; or use "
@@ -565,7 +565,7 @@ _INSTEAD = {"epochs": ("steps",), "warmup_ratio": ("warmup_steps",)}
 """Fields that set the same thing, by field."""
 
 
-def _value_problem(one: Declared, value: Any) -> str:
+def _value_problem(one: OptionField, value: Any) -> str:
     """Return the reason to refuse a value of a file; empty if it is allowed."""
     values = value if isinstance(value, list) else [value]
     if isinstance(value, dict) and one.is_repeated:

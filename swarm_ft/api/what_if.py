@@ -13,12 +13,12 @@ from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.plan.lateness import state_bytes
 from swarm_ft.coordinator.plan.routes import expected_s
+from swarm_ft.coordinator.reason_texts import event_in_words
 from swarm_ft.coordinator.replay import Moment
-from swarm_ft.coordinator.running_on import Went, run_on, share_of
-from swarm_ft.coordinator.words import event_in_words
+from swarm_ft.coordinator.simulation import SimulationResult, share_of, simulate_from
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import PeerId, RunId
-from swarm_ft.protocol.machines.step_time import foreseen_s
+from swarm_ft.protocol.machines.step_time import forecast_after_change_s
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.flops import stage_flops
@@ -44,7 +44,7 @@ class Change:
     """A change of one peer; None leaves a value unchanged.
 
     Attributes:
-        words: Text of the request.
+        text: Text of the request.
         peer_id: The peer.
         is_gone: Whether the peer leaves the swarm.
         up_bytes_per_s: New rate of sending, in bytes per second.
@@ -52,7 +52,7 @@ class Change:
         compute_factor: Factor of the computing speed.
     """
 
-    words: str
+    text: str
     peer_id: PeerId
     is_gone: bool = False
     up_bytes_per_s: float | None = None
@@ -61,7 +61,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outlook:
+class Projection:
     """A simulated future of a run.
 
     Attributes:
@@ -82,7 +82,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
+class Comparison:
     """The futures of a run with changes and without them.
 
     Attributes:
@@ -90,7 +90,7 @@ class Compared:
         step: Step at which the simulation begins.
         num_steps: Number of steps of the run.
         changes: Texts of the changes.
-        without: Future without the changes.
+        baseline: Future without the changes.
         changed: Future with the changes.
         unknown: Missing measurements, which the simulation ignores.
     """
@@ -99,12 +99,12 @@ class Compared:
     step: int
     num_steps: int
     changes: tuple[str, ...]
-    without: Outlook
-    changed: Outlook
+    baseline: Projection
+    changed: Projection
     unknown: tuple[str, ...]
 
 
-def change_of(words: str, state: SwarmState, names: MemberNames = NO_NAMES) -> Change:
+def parse_change(words: str, state: SwarmState, names: MemberNames = NO_NAMES) -> Change:
     """Parse a change.
 
     Args:
@@ -124,7 +124,7 @@ def change_of(words: str, state: SwarmState, names: MemberNames = NO_NAMES) -> C
     if factor <= 0.0 or rate == 0.0:
         raise BadOption(f"--what-if {ascii(words)[:80]}: expected more than 0")
     return Change(
-        words=words,
+        text=words,
         peer_id=_named(words, found["peer"], state, names),
         is_gone=found["gone"] is not None,
         up_bytes_per_s=rate if found["way"] != "down" else None,
@@ -147,7 +147,7 @@ def _named(words: str, name: str, state: SwarmState, names: MemberNames) -> Peer
     return meant[0]
 
 
-def compared(moment: Moment, run_id: RunId, changes: Sequence[Change]) -> Compared:
+def compare(moment: Moment, run_id: RunId, changes: Sequence[Change]) -> Comparison:
     """Simulate a run from a moment on, with these changes and without them.
 
     Raises:
@@ -167,12 +167,12 @@ def compared(moment: Moment, run_id: RunId, changes: Sequence[Change]) -> Compar
     factors = {change.peer_id: change.compute_factor for change in changes}
     will = _Foreseen(run, moment.machines, machines, factors)
     gone = [PeerLost(change.peer_id) for change in changes if change.is_gone]
-    return Compared(
+    return Comparison(
         run_id=run_id,
         step=run.past.all_steps,
         num_steps=run.spec.train.num_steps,
-        changes=tuple(change.words for change in changes),
-        without=_outlook(moment.state, run, was, []),
+        changes=tuple(change.text for change in changes),
+        baseline=_outlook(moment.state, run, was, []),
         changed=_outlook(state, run, will, gone),
         unknown=will.unknown(run),
     )
@@ -233,7 +233,7 @@ class _Foreseen:
         will_s, _ = self._step(run)
         if self._took_s is None:
             return will_s
-        return foreseen_s(self._took_s, self._was_s, will_s)
+        return forecast_after_change_s(self._took_s, self._was_s, will_s)
 
     def bound_by(self, run: Run) -> str:
         """Return the bottleneck of a step; empty if unknown."""
@@ -300,13 +300,13 @@ def _placed(run: Run, machines: Mapping[PeerId, Machine]) -> list[PlacedPeer]:
 # ---- results
 
 
-def _outlook(state: SwarmState, run: Run, speeds: _Foreseen, events: Iterable[Event]) -> Outlook:
-    went = run_on(state, run.run_id, speeds, events)
+def _outlook(state: SwarmState, run: Run, speeds: _Foreseen, events: Iterable[Event]) -> Projection:
+    went = simulate_from(state, run.run_id, speeds, events)
     after = went.state.runs.get(run.run_id, run)
     half = went.step_s[len(went.step_s) // 2 :]
     step_s = fmean(half) if half else None
     left = run.spec.train.num_steps - after.past.all_steps
-    return Outlook(
+    return Projection(
         num_steps=len(went.step_s),
         step_s=step_s,
         eta_s=None if step_s is None else went.seconds + left * step_s,
@@ -316,7 +316,7 @@ def _outlook(state: SwarmState, run: Run, speeds: _Foreseen, events: Iterable[Ev
     )
 
 
-def _plans(went: Went, run: Run) -> Iterator[tuple[float, str]]:
+def _plans(went: SimulationResult, run: Run) -> Iterator[tuple[float, str]]:
     """Yield the decisions about the run and the members."""
     for after_s, one in went.happened:
         if one.kind in _OF_PLANS and one.run_id in (None, run.run_id):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swarm_ft.buffers.memory import Visits
 from swarm_ft.buffers.records import NOWHERE, BufferKey, End, Index
-from swarm_ft.buffers.slab import PAGE_BYTES, Owner, Slab, SlabError, SlotTable, run_of
+from swarm_ft.buffers.slab import PAGE_BYTES, Slab, SlabError, SlabIdentity, SlotTable, run_of
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import BlockIndex, RunId
 from swarm_ft.log import get_logger
@@ -55,7 +55,7 @@ class BufferDirectory:
         BadOption: The directory cannot be used, or another process uses it.
     """
 
-    def __init__(self, path: Path, owner: Owner) -> None:
+    def __init__(self, path: Path, owner: SlabIdentity) -> None:
         name = digest_of(owner.run_id.encode(), owner.identity).hex()
         self.own = path / f"{_RUN_PREFIX}{name}"
         try:
@@ -104,7 +104,7 @@ class BufferDirectory:
         os.close(self._lock)
 
 
-def runs_in(path: Path) -> dict[Path, RunId]:
+def find_runs(path: Path) -> dict[Path, RunId]:
     """Return the folders of runs in a directory, with the run of each.
 
     A folder whose slab files do not name a run is left out.
@@ -172,7 +172,7 @@ class DiskTier:
     def __init__(
         self,
         directory: BufferDirectory,
-        owner: Owner,
+        owner: SlabIdentity,
         quota_bytes: int | None,
         *,
         visits: Visits,
@@ -191,7 +191,7 @@ class DiskTier:
             self._open(payload_bytes)
         while directory.others and not self._may_grow(0):
             directory.others[-1].run()
-            self.removed(directory.others[-1])
+            self.on_folder_removed(directory.others[-1])
 
     # ---- where things are
 
@@ -275,7 +275,7 @@ class DiskTier:
         if not place.table.is_retired:
             place.table.free(place.slot)
 
-    def failed(self, place: Place, error: OSError | SlabError) -> list[BufferKey]:
+    def on_write_failed(self, place: Place, error: OSError | SlabError) -> list[BufferKey]:
         """Handle a failed write; return the keys of records that were lost with their file."""
         if place.table.is_retired:
             return []
@@ -290,7 +290,7 @@ class DiskTier:
         place.table.give_back(place.slot)
         return []
 
-    def removed(self, other: OtherRun) -> None:
+    def on_folder_removed(self, other: OtherRun) -> None:
         """Register that another run's files were deleted."""
         if other in self._directory.others:
             self._directory.others.remove(other)
@@ -306,7 +306,7 @@ class DiskTier:
     def _own_bytes(self) -> int:
         return sum(PAGE_BYTES + t.num_bytes for t in self._tables if not t.is_retired)
 
-    def tell_broken(self, place: Place, reason: str) -> None:
+    def warn_damaged(self, place: Place, reason: str) -> None:
         """Log once that a record on disk is damaged."""
         self._warn_once(f"{place.slab.path}: {reason}; its sample is sent again as a key frame")
 

@@ -34,7 +34,7 @@ class UnknownVisits:
         return np.full(len(samples), after_step + 1, np.int64)
 
 
-class Calendar:
+class VisitQueue:
     """A priority queue of keys by the step that needs them next; operations take O(log steps)."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class MemoryTier:
         self._budget_bytes = budget_bytes
         self._visits = visits
         self._cached: dict[BufferKey, CachedRecord] = {}
-        self._settled, self._waiting = Calendar(), Calendar()
+        self._settled, self._waiting = VisitQueue(), VisitQueue()
         self._queue: dict[BufferKey, None] = {}
         self.step = -1
         self.in_flight_bytes = self.waiting_bytes = self.num_bytes = 0
@@ -169,7 +169,7 @@ class MemoryTier:
             self._queue.pop(key, None)
         return cached
 
-    def settle(self, key: BufferKey) -> None:
+    def mark_flushed(self, key: BufferKey) -> None:
         """Mark a record as written, or as one that will not be written."""
         if key in self._waiting:
             self._settled.add(key, self._waiting.visit_of(key))
@@ -177,7 +177,7 @@ class MemoryTier:
             self._queue.pop(key, None)
             self.waiting_bytes -= self._cached[key].num_bytes
 
-    def unsettle(self, key: BufferKey) -> None:
+    def mark_unflushed(self, key: BufferKey) -> None:
         """Queue a settled record for the writer again, because its copy on disk is gone."""
         if key in self._settled:
             visit = self._settled.visit_of(key)
@@ -204,19 +204,19 @@ class MemoryTier:
         """Whether a record waits for the writer."""
         return bool(self._queue)
 
-    def move_on(self, step: int) -> None:
+    def advance(self, step: int) -> None:
         """Advance to a committed step and look up the next visit of the records that it used."""
         self.step = step
         for calendar in (self._settled, self._waiting):
             self._enter(calendar, calendar.take_due(step))
 
-    def move_to(self, step: int) -> None:
+    def seek(self, step: int) -> None:
         """Continue after any step, earlier or later, and look up every record's next visit."""
         self.step = step
         for calendar in (self._settled, self._waiting):
             self._enter(calendar, list(calendar))
 
-    def _enter(self, calendar: Calendar, keys: list[BufferKey]) -> None:
+    def _enter(self, calendar: VisitQueue, keys: list[BufferKey]) -> None:
         samples = np.array([key.sample for key in keys], np.int64)
         visits = self._visits.next_visits(samples, self.step)
         for key, visit in zip(keys, visits.tolist(), strict=True):

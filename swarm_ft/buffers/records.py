@@ -114,7 +114,7 @@ class Index:
     def __init__(self) -> None:
         self._shelves: dict[ShelfName, _Shelf] = {}
         self._by_number: list[_Shelf] = []
-        self.num_held = 0
+        self.num_records = 0
 
     def place(self, key: BufferKey) -> int:
         """Return the place number of a record on disk, or `NOWHERE`."""
@@ -128,14 +128,14 @@ class Index:
         shelf = self._shelf(key)
         was = shelf.holds(key.sample)
         shelf.place[key.sample] = place
-        self.num_held += shelf.holds(key.sample) - was
+        self.num_records += shelf.holds(key.sample) - was
 
     def set_in_memory(self, key: BufferKey, value: bool) -> None:
         """Set whether a record is in memory."""
         shelf = self._shelf(key)
         was = shelf.holds(key.sample)
         shelf.in_memory[key.sample] = value
-        self.num_held += shelf.holds(key.sample) - was
+        self.num_records += shelf.holds(key.sample) - was
 
     def holds(self, key: BufferKey) -> bool:
         """Whether a record is in memory or on disk."""

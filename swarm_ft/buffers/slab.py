@@ -176,7 +176,7 @@ _ENDS = frozenset(int(end) for end in End)
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class SlabIdentity:
     """The run and spec of a file. Checksums depend on them, so that foreign records are refused.
 
     Attributes:
@@ -253,7 +253,7 @@ class Slab:
         OSError: The file cannot be opened.
     """
 
-    def __init__(self, path: Path, payload_bytes: int, owner: Owner) -> None:
+    def __init__(self, path: Path, payload_bytes: int, owner: SlabIdentity) -> None:
         self.path = path
         self.payload_bytes = payload_bytes
         self._owner, self._seed = owner, owner.seed

@@ -22,7 +22,7 @@ from swarm_ft.buffers.records import (
     Samples,
     ShelfName,
 )
-from swarm_ft.buffers.slab import Broken, Owner, SlabError
+from swarm_ft.buffers.slab import Broken, SlabError, SlabIdentity
 from swarm_ft.buffers.tiers import ReadJob, Tiers
 from swarm_ft.errors import InternalError
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
@@ -68,7 +68,7 @@ class BufferStore:
         self._index = Index()
         self._disk: DiskTier | None = None
         if directory is not None:
-            owner = Owner(run_id or RunId(""), identity, sealer)
+            owner = SlabIdentity(run_id or RunId(""), identity, sealer)
             opened = BufferDirectory(directory, owner)
             self._disk = DiskTier(
                 opened, owner, limits.disk_bytes, visits=visits, index=self._index
@@ -150,7 +150,7 @@ class BufferStore:
     def resume_at(self, step: StepNumber) -> None:
         """Continue the run with `step`, wherever it was before, and look up later visits again."""
         with self._changed:
-            self._tiers.move_to(step - 1)
+            self._tiers.seek(step - 1)
 
     def prefetch(self, keys: Iterable[BufferKey]) -> None:
         """Read records ahead that will be requested soon, in this order, while memory has room.
@@ -159,7 +159,7 @@ class BufferStore:
         """
         with self._changed:
             if self._disk is not None:
-                self._tiers.want(keys)
+                self._tiers.prefetch(keys)
                 self._changed.notify_all()
 
     # ---- inventory
@@ -195,7 +195,7 @@ class BufferStore:
 
     def __len__(self) -> int:
         with self._changed:
-            return self._index.num_held
+            return self._index.num_records
 
     # ---- the whole
 
@@ -276,7 +276,7 @@ class BufferStore:
                 found = self._tiers.find(key)
                 if isinstance(found, BufferRecord):
                     if pin:
-                        self._tiers.lend(key, found)
+                        self._tiers.pin(key, found)
                     return found, "memory_hits"
                 if found is None or self._closing:
                     return None, "misses"
@@ -287,9 +287,9 @@ class BufferStore:
                     continue  # a newer version came meanwhile, or it was moved or dropped
                 if isinstance(result, BufferRecord):
                     if pin:
-                        self._tiers.lend(key, result)
+                        self._tiers.pin(key, result)
                     return result, "disk_hits"
-                self._tiers.found_broken(found, result)
+                self._tiers.on_damaged(found, result)
                 return None, "misses"
 
     def _run(self, job: ReadJob) -> BufferRecord | Broken:

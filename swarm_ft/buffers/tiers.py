@@ -94,7 +94,7 @@ class Tiers:
         place = self._disk.find(key) if self._disk else None
         return ReadJob(key, place) if place else None
 
-    def lend(self, key: BufferKey, record: BufferRecord) -> None:
+    def pin(self, key: BufferKey, record: BufferRecord) -> None:
         """Pin a record that the open step uses until the step commits, since it may be redone.
 
         Pinned records are in flight: at most one step's, and they do not count against the budget.
@@ -105,10 +105,10 @@ class Tiers:
         """Whether the job's slot still holds the newest version of its key."""
         return self._memory.get(job.key) is None and self._place(job.key) == job.place
 
-    def found_broken(self, job: ReadJob, broken: Broken) -> None:
+    def on_damaged(self, job: ReadJob, broken: Broken) -> None:
         """Drop a record whose newest version cannot be read."""
         if self._disk:
-            self._disk.tell_broken(job.place, broken.reason)
+            self._disk.warn_damaged(job.place, broken.reason)
             self._disk.drop(job.key)
         self._lose(job.key, "repairs")
 
@@ -145,7 +145,7 @@ class Tiers:
         in_flight = sum(len(record.payload) for record in self._staged.values())
         self._memory.in_flight_bytes = in_flight
         self._staged.clear()
-        self._memory.move_on(step)
+        self._memory.advance(step)
         self._make_room()
 
     def lose_staged(self) -> None:
@@ -161,9 +161,9 @@ class Tiers:
             if self._index.holds(key):
                 self._drop(key)
 
-    def move_to(self, step: int) -> None:
+    def seek(self, step: int) -> None:
         """Continue after `step`, wherever the run was before."""
-        self._memory.move_to(step)
+        self._memory.seek(step)
 
     def put(self, key: BufferKey, record: BufferRecord) -> None:
         """Insert a committed record that came from another peer."""
@@ -202,7 +202,7 @@ class Tiers:
             if place is not None:
                 self._memory.wait_again(key)
                 return place
-            self._memory.settle(key)
+            self._memory.mark_flushed(key)
             self._make_room()
         return None
 
@@ -211,11 +211,11 @@ class Tiers:
         if self._disk is None:
             return
         if isinstance(job, OtherRun):
-            self._disk.removed(job)
+            self._disk.on_folder_removed(job)
             return
         cached = self._memory.get(job.key)
         if error is not None:
-            for key in self._disk.failed(job.place, error):
+            for key in self._disk.on_write_failed(job.place, error):
                 self._on_file_lost(key)
             if isinstance(error, SlabError):
                 self._memory.wait_again(job.key)
@@ -226,12 +226,12 @@ class Tiers:
         else:
             self._disk.finish_write(job.place, job.key)
         if cached is not None and cached.version == job.place.version:
-            self._memory.settle(job.key)
+            self._memory.mark_flushed(job.key)
         self._make_room()
 
     # ---- reading ahead
 
-    def want(self, keys: Iterable[BufferKey]) -> None:
+    def prefetch(self, keys: Iterable[BufferKey]) -> None:
         """Queue keys that will be requested soon, in this order."""
         self._to_prefetch.update(dict.fromkeys(keys))
 
@@ -257,7 +257,7 @@ class Tiers:
         if not self.is_current(job):
             return
         if isinstance(result, Broken):
-            self.found_broken(job, result)
+            self.on_damaged(job, result)
             return
         cached = CachedRecord(result, job.place.version)
         self._enter(job.key, cached, self._memory.next_visit(job.key), waits=False)
@@ -361,7 +361,7 @@ class Tiers:
         if self._memory.get(key) is None:
             self._lose(key, "repairs")
         else:
-            self._memory.unsettle(key)
+            self._memory.mark_unflushed(key)
 
     def _lose(self, key: BufferKey, why: str) -> None:
         self._lost[key] = None

@@ -10,7 +10,7 @@ import click
 from swarm_ft.api.swarm_keys import keys_folder
 from swarm_ft.cli.keys import journal_option
 from swarm_ft.cli.options import examples, json_flag, log_option
-from swarm_ft.protocol.spec.sizes import size_words
+from swarm_ft.protocol.spec.sizes import format_size
 
 
 @click.command(
@@ -45,7 +45,7 @@ def backup(folder: Path, journal: str, as_json: bool) -> None:
         return
     members = made.num_members
     keys = "" if members is None else f", keys and {_count(members, 'member')}"
-    runs, size = _count(made.num_runs, "run"), size_words(made.total_bytes)
+    runs, size = _count(made.num_runs, "run"), format_size(made.total_bytes)
     click.echo(f"copied {runs}{keys}, {size}, to {folder}")
     click.echo(f"to start from the copy: swarm-ft coordinator --journal {made.journal}")
 

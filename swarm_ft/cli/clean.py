@@ -11,12 +11,12 @@ from pathlib import Path
 
 import click
 
-from swarm_ft.api.joining import state_folder
+from swarm_ft.api.connections import state_folder
 from swarm_ft.api.peer_home import CACHES, LOCK_FILE, homes, lock_home
 from swarm_ft.cli.defaults import defaults_file
 from swarm_ft.cli.options import examples
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.sizes import size_words
+from swarm_ft.protocol.spec.sizes import format_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ def clean(
     with ExitStack() as locks:
         found, has_running = _stored_paths(extra_homes, locks, with_keys=with_keys)
         for one in found:
-            click.echo(f"{size_words(one.num_bytes):>10}  {one.path}  ({one.purpose})")
+            click.echo(f"{format_size(one.num_bytes):>10}  {one.path}  ({one.purpose})")
         if not found:
             click.echo("nothing to delete")
         elif not dry_run:
@@ -72,7 +72,7 @@ def clean(
                 _confirm(with_keys=with_keys)
             locks.close()  # Windows cannot delete an open file.
             _delete(found)
-            click.echo(f"deleted {size_words(sum(one.num_bytes for one in found))}")
+            click.echo(f"deleted {format_size(sum(one.num_bytes for one in found))}")
     if with_keys and not dry_run and not has_running:
         pip = Path(sys.executable).parent / "pip"
         click.echo(f"to uninstall the program: {pip} uninstall swarm-ft")

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarm_ft.api.joining import WayIn, connected
+from swarm_ft.api.connections import SwarmAddress, connect
 from swarm_ft.cli.generate import generate
 from swarm_ft.cli.groups import CommandGroup
 from swarm_ft.cli.help_groups import GroupedCommand
 from swarm_ft.cli.job_file import takes_job
-from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import (
     examples,
     log_option,
@@ -24,6 +23,7 @@ from swarm_ft.cli.options import (
 )
 from swarm_ft.cli.preview import preview
 from swarm_ft.cli.running import load, on_stop_signal, reading_bar, run_async, show_start
+from swarm_ft.cli.swarm_options import way_in
 from swarm_ft.client.options import JobOptions, Outputs
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ client.add_command(preview)
     help="Exit once the job is submitted; `client attach` returns to it.",
 )
 @swarm_options
-def train(options: JobOptions, detaches: bool, way: WayIn) -> None:
+def train(options: JobOptions, detaches: bool, way: SwarmAddress) -> None:
     """Fine-tune a model in a swarm; Ctrl-C detaches, and the run goes on.
 
     JOB.yaml sets options by their names here or in axolotl (base_model, datasets, sequence_len,
@@ -78,11 +78,11 @@ def train(options: JobOptions, detaches: bool, way: WayIn) -> None:
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
         with reading_bar() as listener:  # Show the bar before the imports, which take seconds.
-            from swarm_ft.api.training import begun, read
+            from swarm_ft.api.training import read_job, submit_job
 
-            job = await read(options, listener)
+            job = await read_job(options, listener)
         notices = who_sees(is_encrypted=way.invite is not None)
-        return await begun(swarm, job, options, notices=notices)
+        return await submit_job(swarm, job, options, notices=notices)
 
     run_async(lambda: _run_to_end(begin, options.outputs, way, detaches=detaches))
 
@@ -119,7 +119,7 @@ def attach(
     run_name: str | None,
     model: str | None,
     outputs: Outputs,
-    way: WayIn,
+    way: SwarmAddress,
 ) -> None:
     """Return to a run: watch it to its end, and fetch the result."""
     show_start("looking for the run; libraries take some seconds to load")
@@ -141,14 +141,14 @@ client.add_command(generate)
 )
 @run_option
 @swarm_options
-def cancel(run_name: str | None, way: WayIn) -> None:
+def cancel(run_name: str | None, way: SwarmAddress) -> None:
     """Cancel a run; its training so far is lost."""
     show_start("looking for the run")
 
     async def work() -> None:
         from swarm_ft.ids import RunId
 
-        async with connected(way) as swarm:
+        async with connect(way) as swarm:
             status = await swarm.cancel(RunId(run_name) if run_name else None)
         click.echo(f"{status.run_id} {status.ending}")
 
@@ -161,7 +161,7 @@ def cancel(run_name: str | None, way: WayIn) -> None:
 async def _run_to_end(
     begin: Callable[[SwarmClient], Awaitable[WatchedRun]],
     outputs: Outputs,
-    way: WayIn,
+    way: SwarmAddress,
     *,
     detaches: bool = False,
 ) -> None:
@@ -169,7 +169,7 @@ async def _run_to_end(
     from swarm_ft.client.job import check_outputs
 
     check_outputs(outputs)
-    async with connected(way) as swarm:
+    async with connect(way) as swarm:
         run = await begin(swarm)
         report = None if detaches else await _report_of(run, outputs)
     if report is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.basis import learned
+from swarm_ft.codec.basis import learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import Kernels
@@ -114,7 +114,7 @@ def _with_basis(codec: DirectionalCodec, x: Tensor, base: Tensor) -> tuple[Codec
     drawn = torch.randn(tokens, count, generator=generator).to(x.device) * spreads
     rows = drawn @ directions.T.to(x.device)
     sent = base + rows if codec.spec.is_delta else rows
-    return codec.along(learned([rows.cpu()], codec.step_of(sent))), sent, base
+    return codec.with_basis(learn_basis([rows.cpu()], codec.step_of(sent))), sent, base
 
 
 def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) -> SpeedRow:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarm_ft.api.joining import check_only_here, in_dht
-from swarm_ft.api.listening import Listening
+from swarm_ft.api.connections import check_local_nodes, open_dht
+from swarm_ft.api.listen_options import ListenOptions
 from swarm_ft.api.swarm_keys import JOURNAL, keys_folder
 from swarm_ft.cli.options import (
     ByteSize,
@@ -29,8 +29,8 @@ from swarm_ft.cli.running import run_until_stopped, show_start
 from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
-    from swarm_ft.api.coordinating import Charge, Coordinator
-    from swarm_ft.page.server import Watched
+    from swarm_ft.api.coordinator_process import Coordinator, CoordinatorConfig
+    from swarm_ft.page.server import HttpAddresses
 
 
 @click.command(
@@ -80,7 +80,7 @@ def dht(
 
     async def work() -> None:
         identity = Path(identity_path) if identity_path else None
-        async with in_dht(
+        async with open_dht(
             initial_peers,
             host_maddrs=host_maddrs,
             announce_maddrs=announce_maddrs,
@@ -118,7 +118,7 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
 @dht_prefix_option
 @takes(
     "listening",
-    Listening,
+    ListenOptions,
     instead={"host": "127.0.0.1, this machine only", "port": "the last one, or any free one"},
 )
 @click.option(
@@ -236,7 +236,7 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
 def coordinator(
     initial_peers: tuple[str, ...],
     dht_prefix: str,
-    listening: Listening,
+    listening: ListenOptions,
     journal: str,
     queue_hours: float,
     result_hours: float,
@@ -266,8 +266,8 @@ def coordinator(
     """
     _check_security(journal, insecure=insecure)
     if insecure:
-        listening.check_only_here()
-        check_only_here(initial_peers)
+        listening.check_local()
+        check_local_nodes(initial_peers)
     if is_public and not keys_folder(journal).exists():
         raise BadOption(
             "--open: expected a swarm with keys, since anybody may join one without; create keys "
@@ -277,7 +277,7 @@ def coordinator(
         raise BadOption("--page, --no-page: expected one of the two, got both")
     show_start("starting the coordinator", as_json=as_json)
 
-    from swarm_ft.api.coordinating import Charge, composed, keepers_of
+    from swarm_ft.api.coordinator_process import CoordinatorConfig, num_keepers, start_coordinator
     from swarm_ft.coordinator.facts.quotas import Quotas
     from swarm_ft.page.server import http_places
     from swarm_ft.sealing import sealing_key_at
@@ -287,7 +287,7 @@ def coordinator(
     key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
     http = http_places(page, metrics, has_page=not no_page)
 
-    config = Charge(
+    config = CoordinatorConfig(
         journal=journal,
         initial_peers=initial_peers,
         dht_prefix=dht_prefix,
@@ -301,7 +301,7 @@ def coordinator(
             total_bytes=max_data,
         ),
         snapshots=store,
-        num_keepers=keepers_of(keepers, snapshots),
+        num_keepers=num_keepers(keepers, snapshots),
         moves_layers=moves_layers,
         sealing_key=key,
         is_public=is_public,
@@ -312,7 +312,7 @@ def coordinator(
 
     async def work() -> None:
         async with AsyncExitStack() as stack:
-            running = await composed(config, stack)
+            running = await start_coordinator(config, stack)
             _show_coordinator(running, config, as_json=as_json)
             await running.run()
 
@@ -338,7 +338,7 @@ def _check_security(journal: str, *, insecure: bool) -> None:
         )
 
 
-def _show_coordinator(running: Coordinator, config: Charge, *, as_json: bool) -> None:
+def _show_coordinator(running: Coordinator, config: CoordinatorConfig, *, as_json: bool) -> None:
     public, is_encrypted = running.public, running.enrolment is not None
     if as_json:
         document = {
@@ -347,9 +347,9 @@ def _show_coordinator(running: Coordinator, config: Charge, *, as_json: bool) ->
             "encrypted": is_encrypted,
             "encrypted_at_rest": config.sealing_key is not None,
             "open": public and str(public),
-            "page": running.watched.address,
-            "page_fingerprint": running.watched.fingerprint,
-            "metrics": running.watched.metrics,
+            "page": running.http_addresses.address,
+            "page_fingerprint": running.http_addresses.fingerprint,
+            "metrics": running.http_addresses.metrics,
         }
         click.echo(json.dumps(document))
         return
@@ -358,7 +358,7 @@ def _show_coordinator(running: Coordinator, config: Charge, *, as_json: bool) ->
         click.echo(running.disk_words)
     if public is not None:
         click.echo(f"Anybody can join as a replica on probation: swarm-ft serve-stage {public}")
-    _show_watched(running.watched)
+    _show_watched(running.http_addresses)
     if is_encrypted:
         click.echo("Let others in: run swarm-ft invite")
         return
@@ -366,7 +366,7 @@ def _show_coordinator(running: Coordinator, config: Charge, *, as_json: bool) ->
         click.echo(f"On this machine others join with --insecure --initial-peers {address}")
 
 
-def _show_watched(watched: Watched) -> None:
+def _show_watched(watched: HttpAddresses) -> None:
     if watched.address:
         click.echo(f"Web page (its address opens once, in one browser): {watched.address}")
     if watched.fingerprint:

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.options import nearest
+from swarm_ft.protocol.spec.options import suggestion
 
 
 def defaults_file() -> Path:
@@ -106,7 +106,9 @@ def _check_sections(cli: click.Group, document: Mapping[str, Any], path: Path) -
     commands = cli.list_commands(click.Context(cli))
     for name in _normal(document):
         if name not in commands:
-            raise BadOption(f"{path}: [{name}]: there is no such command{nearest(name, commands)}")
+            raise BadOption(
+                f"{path}: [{name}]: there is no such command{suggestion(name, commands)}"
+            )
 
 
 def _normal(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def _by_parameter(command: click.Command, section: Mapping[str, Any], where: str
     for name, value in _normal(section).items():
         param = known.get(name)
         if param is None or param.name is None:
-            raise BadOption(f"{where}: {name}: there is no such option{nearest(name, known)}")
+            raise BadOption(f"{where}: {name}: there is no such option{suggestion(name, known)}")
         found[param.name] = value if isinstance(value, (bool, list)) else _word(param, value)
     return found
 

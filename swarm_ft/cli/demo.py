@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.api.joining import connected
+from swarm_ft.api.connections import connect
 from swarm_ft.api.local_job import (
     SAMPLE,
-    all_joined,
-    asked_for,
-    layers_to_share,
-    shares,
+    check_stages,
+    layers_by_peer,
+    local_job_options,
+    wait_for_peers,
     with_sample,
 )
 from swarm_ft.api.peer_home import BufferOptions
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 @json_flag
 def sample(directory: str, seed: int, as_json: bool) -> None:
     """Write a small GPT-2 model with random weights, and Python's own source text, to DIRECTORY."""
-    from swarm_ft.client.sample import write_sample
+    from swarm_ft.client.demo_input import write_demo_input
 
-    made = write_sample(Path(directory), seed=seed)
+    made = write_demo_input(Path(directory), seed=seed)
     shown = {
         "model": str(made.model_dir),
         "dataset": str(made.train_file),
@@ -128,7 +128,9 @@ def demo(
         command = asyncio.current_task()
         if command is not None:
             on_stop_signal(command.cancel)
-        await _train_here(shares(job.spec.model.layers, stages, replicas), buffers, job, options)
+        await _train_here(
+            layers_by_peer(job.spec.model.layers, stages, replicas), buffers, job, options
+        )
 
     run_async(work)
 
@@ -145,13 +147,13 @@ def _prepare(stages: int, values: dict[str, Any], listener: Listener) -> tuple[J
     """Write missing inputs and check the job; leave no files behind if a check fails."""
     from swarm_ft.client.job import check_outputs, prepare_job
 
-    requested = asked_for(values)
+    requested = local_job_options(values)
     check_outputs(requested.outputs)
     work_dir = _work_dir(requested.outputs.out)
     made = _first_missing(work_dir)
     try:
         options = with_sample(requested, work_dir / "input")
-        layers_to_share(options, stages)
+        check_stages(options, stages)
         job = prepare_job(options, listener)
     except (BadInput, KeyboardInterrupt):
         if made is not None:
@@ -174,11 +176,17 @@ async def _train_here(
 ) -> None:
     """Start the swarm, train, print the report, and always stop the swarm."""
     work_dir = _work_dir(options.outputs.out)
-    from swarm_ft.api.processes import CLIENT_KEY, JOURNAL, ProcessSwarm, forget, start_swarm
+    from swarm_ft.api.processes import (
+        CLIENT_KEY,
+        JOURNAL,
+        ProcessSwarm,
+        delete_leftovers,
+        start_swarm,
+    )
 
     swarm, keys = ProcessSwarm(work_dir / "logs"), keys_folder(str(work_dir / JOURNAL))
     if not options.resume:
-        forget(work_dir, buffers)
+        delete_leftovers(work_dir, buffers)
     click.echo(
         f"starting a coordinator and {len(peers)} peers; logs: {work_dir / 'logs'}", err=True
     )
@@ -186,9 +194,9 @@ async def _train_here(
         with spinner("starting the processes"):
             way = await start_swarm(swarm, peers, buffers, work_dir, model=options.model)
         click.echo(f"web page of the swarm, until the demo ends: {swarm.page}", err=True)
-        async with connected(way, keys / CLIENT_KEY) as client:
+        async with connect(way, keys / CLIENT_KEY) as client:
             with spinner("waiting for the peers to join the coordinator"):
-                await all_joined(client, len(peers))
+                await wait_for_peers(client, len(peers))
             report = await _train(swarm, client, job, options)
         conclude(report, options.outputs.json_file)
     except asyncio.CancelledError:
@@ -216,5 +224,5 @@ async def _train(
         await run.fetch(options.outputs)
         reports.append(run.report(options.outputs))
 
-    await until_one_ends(run_to_end(), swarm.first_loss(progress.message))
+    await until_one_ends(run_to_end(), swarm.wait_for_failure(progress.message))
     return reports[0]

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarm_ft.api.joining import client_key_file
+from swarm_ft.api.connections import client_key_file
 from swarm_ft.api.peer_home import KEY_FILE, cache_folder, homes
 from swarm_ft.build import described_version
-from swarm_ft.cli.joining import invite_given
 from swarm_ft.cli.options import examples, json_flag, log_option
 from swarm_ft.cli.running import run_async
+from swarm_ft.cli.swarm_options import parse_invite_argument
 from swarm_ft.errors import BadOption
 from swarm_ft.private_files import HAS_MODES
-from swarm_ft.protocol.spec.sizes import size_words
+from swarm_ft.protocol.spec.sizes import format_size
 from swarm_ft.systems import sync_data
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "r
     short_help="Check whether this machine can join a swarm.",
     epilog=examples("swarm-ft doctor @invitation.txt", "swarm-ft doctor --json"),
 )
-@click.argument("invite", required=False, callback=invite_given, metavar="[INVITE]")
+@click.argument("invite", required=False, callback=parse_invite_argument, metavar="[INVITE]")
 @json_flag
 @log_option
 def doctor(invite: Invite | None, as_json: bool) -> int:
@@ -94,7 +94,7 @@ def doctor(invite: Invite | None, as_json: bool) -> int:
 
 def _show(finding: Finding) -> None:
     mark, colour = MARKS[finding.verdict.value]
-    click.echo(f"{click.style(mark, fg=colour)}  {finding.about:<12} {finding.says}")
+    click.echo(f"{click.style(mark, fg=colour)}  {finding.about:<12} {finding.text}")
     if finding.advice:
         click.echo(f"{'':<19}{finding.advice}")
 
@@ -136,7 +136,7 @@ def _device() -> Finding:
         free_bytes = free_memory_bytes(device)
     except BadOption as error:
         return Finding("device", Verdict.NOTE, describe(device), error.message)
-    text = f"{describe(device)}, {size_words(free_bytes)} free"
+    text = f"{describe(device)}, {format_size(free_bytes)} free"
     unused = _nvidia() if device.type == "cpu" else ""
     if unused:
         advice = "install a build of torch with CUDA: pytorch.org/get-started"
@@ -167,7 +167,7 @@ def _disk() -> Finding:
     cache = cache_folder()
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free_bytes = shutil.disk_usage(place).free
-    text = f"{size_words(free_bytes)} free in {place}"
+    text = f"{format_size(free_bytes)} free in {place}"
     advice = "--buffer-dir chooses another place for buffers"
     try:
         mb_per_s = written_mb_per_s(place)
@@ -258,14 +258,14 @@ def _own_keys() -> Iterator[PrivateKey]:
 
 
 async def _measured_by(invite: Invite, key: PrivateKey) -> tuple[float, float]:
-    from swarm_ft.enrol import as_newcomer
-    from swarm_ft.peer.capacity import measured_link
+    from swarm_ft.enrol import call_as_newcomer
+    from swarm_ft.peer.capacity import measure_link_or_raise
     from swarm_ft.protocol.messages.capacity import Machine
 
-    link = await as_newcomer(
+    link = await call_as_newcomer(
         invite,
         key,
-        lambda channel: measured_link(channel, Machine(), Random(), enough_s=ENOUGH_S),
+        lambda channel: measure_link_or_raise(channel, Machine(), Random(), enough_s=ENOUGH_S),
     )
     return 8e-6 * link.up_bytes_per_s, 8e-6 * link.down_bytes_per_s
 
@@ -273,7 +273,7 @@ async def _measured_by(invite: Invite, key: PrivateKey) -> tuple[float, float]:
 # ---- the short form, for a peer that starts
 
 
-async def tell_reached(reach: Reach, coordinator: str, *, as_json: bool) -> None:
+async def print_reachability(reach: Reach, coordinator: str, *, as_json: bool) -> None:
     """Print how others reach this member, once that is known, with warnings about obstacles.
 
     Args:
@@ -289,7 +289,7 @@ async def tell_reached(reach: Reach, coordinator: str, *, as_json: bool) -> None
         return
     for finding in found:
         is_of_others = finding.about == "others"
-        line = f"Others {finding.says}" if is_of_others else f"{finding.about}: {finding.says}"
+        line = f"Others {finding.text}" if is_of_others else f"{finding.about}: {finding.text}"
         if finding.verdict is Verdict.OK:
             click.echo(line)
             continue

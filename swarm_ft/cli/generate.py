@@ -9,10 +9,10 @@ from typing import IO
 
 import click
 
-from swarm_ft.api.joining import WayIn, connected
-from swarm_ft.cli.joining import way_in
+from swarm_ft.api.connections import SwarmAddress, connect
 from swarm_ft.cli.options import examples, json_flag, log_option, run_option, takes
 from swarm_ft.cli.running import run_async, show_start
+from swarm_ft.cli.swarm_options import way_in
 from swarm_ft.client.options import GenerateOptions
 from swarm_ft.errors import BadOption
 
@@ -49,7 +49,7 @@ def generate(
     options: GenerateOptions,
     run_name: str | None,
     model: str | None,
-    way: WayIn,
+    way: SwarmAddress,
     as_json: bool,
 ) -> None:
     """Continue PROMPT with a finished run's model, before its result is fetched.
@@ -61,14 +61,14 @@ def generate(
     show_start("looking for the run; libraries take some seconds to load", as_json=as_json)
 
     async def work() -> None:
-        from swarm_ft.api.generating import generate_in
-        from swarm_ft.client.text import showable
+        from swarm_ft.api.generation import generate_in
+        from swarm_ft.client.prompt_text import showable
 
         def show(piece: str) -> None:
             if not as_json:
                 click.echo(showable(piece), nl=False)
 
-        async with connected(way) as swarm:
+        async with connect(way) as swarm:
             found = await generate_in(
                 swarm,
                 text,

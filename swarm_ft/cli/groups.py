@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from swarm_ft.protocol.spec.options import nearest
+from swarm_ft.protocol.spec.options import suggestion
 
 
 class CommandGroup(click.Group):
@@ -27,6 +27,6 @@ class CommandGroup(click.Group):
         is_mistyped = not word.startswith("-") and self.get_command(ctx, name) is None
         if is_mistyped and not ctx.resilient_parsing:
             known = self.list_commands(ctx)
-            hint = nearest(name, known) or f"; expected {', '.join(known)}"
+            hint = suggestion(name, known) or f"; expected {', '.join(known)}"
             ctx.fail(f"no such command '{word}'{hint}")
         return super().resolve_command(ctx, args)

@@ -11,7 +11,7 @@ import click
 
 from swarm_ft.cli.options import declared_options, stack
 from swarm_ft.client.options import JobOptions
-from swarm_ft.protocol.spec.options import Declared, build, declared
+from swarm_ft.protocol.spec.options import OptionField, build, option_fields
 
 
 def takes_job(
@@ -29,7 +29,7 @@ def takes_job(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def with_job(*, print_config: bool, **values: Any) -> Any:
-            own = {one.field: values.pop(one.field, None) for one in declared(JobOptions)}
+            own = {one.field: values.pop(one.field, None) for one in option_fields(JobOptions)}
             options = build(JobOptions, own)
             if not print_config:
                 return command(**{parameter: options}, **values)
@@ -48,15 +48,15 @@ def _from_file(context: click.Context, _argument: object, path: Path | None) -> 
     if path is None:
         return
     from swarm_ft.api.job_file import read_job_file
-    from swarm_ft.api.translation import translated
-    from swarm_ft.client.words import printable
+    from swarm_ft.api.translation import translate_job
+    from swarm_ft.client.formatting import printable
 
     document = read_job_file(path)
-    own, found = {one.field: one for one in declared(JobOptions)}, {}
+    own, found = {one.field: one for one in option_fields(JobOptions)}, {}
     for name, parameter in _other_parameters(context.command, own).items():
         if name in document:  # An option of the command itself, such as the invitation.
             found[parameter] = document.pop(name)
-    job = translated(document, path)
+    job = translate_job(document, path)
     for field, value in job.fields.items():
         one = own[field]
         found[field] = one.value_of(value) if one.is_repeated else one.word_of(value)
@@ -65,7 +65,7 @@ def _from_file(context: click.Context, _argument: object, path: Path | None) -> 
     context.default_map = {**(context.default_map or {}), **found}
 
 
-def _other_parameters(command: click.Command, own: Mapping[str, Declared]) -> dict[str, str]:
+def _other_parameters(command: click.Command, own: Mapping[str, OptionField]) -> dict[str, str]:
     """Return the command's parameters that are no options of a job, by their names in a file."""
     taken = {name for one in own.values() for name in one.names}
     names = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from swarm_ft.api.documents import grant_fields
-from swarm_ft.api.swarm_keys import JOURNAL, keys_folder, opened
+from swarm_ft.api.swarm_keys import JOURNAL, keys_folder, open_keys
 from swarm_ft.cli.groups import CommandGroup
 from swarm_ft.cli.options import examples, json_flag, log_option
 from swarm_ft.errors import BadOption
@@ -176,7 +176,7 @@ def invite(
         return
     grant = _granted(role, sees_tokens, layers, weight)
     becomes = Role.PEER if role == REPLICA_ONLY else Role(role)
-    with opened(journal) as (authority, registry):
+    with open_keys(journal) as (authority, registry):
         known = registry.address()
         addresses = addresses or ((known,) if known else ())
         if not addresses:
@@ -221,7 +221,7 @@ def _granted(role: str, sees_tokens: str, layers: str | None, weight: int) -> Gr
 
 
 def _show_public(journal: str, *, as_json: bool) -> None:
-    with opened(journal) as (_, registry):
+    with open_keys(journal) as (_, registry):
         public = registry.open_invitation()
     if public is None:
         raise BadOption("--open: expected a coordinator that was started with --open")
@@ -256,7 +256,7 @@ def list_keys(journal: str, as_json: bool) -> None:
 
     Times are local; with --json they are in UTC.
     """
-    with opened(journal) as (_, registry):
+    with open_keys(journal) as (_, registry):
         members, invitations = registry.members(), registry.invitations()
         names = _names(registry)
     if as_json:
@@ -319,7 +319,7 @@ def revoke(name: str, journal: str) -> None:
     NAME is a member's name, the first letters of its id, or an invitation. Within a second the
     coordinator applies it and notifies all members.
     """
-    with opened(journal) as (_, registry):
+    with open_keys(journal) as (_, registry):
         names = _names(registry)
         matches = names.found(name) or (name,)
         if len(matches) > 1:
@@ -361,12 +361,12 @@ def rotate(is_authority: bool, journal: str, as_json: bool) -> None:
     from swarm_ft.identity.authority import Authority
 
     members = invitations = 0
-    with opened(journal) as (authority, registry):
+    with open_keys(journal) as (authority, registry):
         if is_authority:
             authority = Authority.make(authority.folder, replaces=True)
             members, invitations = registry.void_all()
         authority.rotate_coordinator()
-        registry.tell_rotated()
+        registry.note_rotation()
     if as_json:
         document = {"fingerprint": authority.fingerprint.hex(), "authority": is_authority}
         click.echo(json.dumps({**document, "members": members, "invitations": invitations}))

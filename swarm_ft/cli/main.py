@@ -40,8 +40,8 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
     "Watch": {
         "status": "swarm_ft.cli.status:status",
         "top": "swarm_ft.cli.top:top",
-        "events": "swarm_ft.cli.watching:events",
-        "losses": "swarm_ft.cli.watching:losses",
+        "events": "swarm_ft.cli.status_text:events",
+        "losses": "swarm_ft.cli.status_text:losses",
         "replay": "swarm_ft.cli.replay:replay",
     },
     "Run a swarm": {

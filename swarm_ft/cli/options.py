@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from swarm_ft import log
-from swarm_ft.api.joining import DHT_PREFIX
+from swarm_ft.api.connections import DHT_PREFIX
 from swarm_ft.protocol.spec.bounds import Range
-from swarm_ft.protocol.spec.options import Declared, build, declared
+from swarm_ft.protocol.spec.options import OptionField, build, option_fields
 from swarm_ft.protocol.spec.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def takes(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def with_options(**values: Any) -> Any:
-            own = {one.field: values.pop(one.field) for one in declared(of)}
+            own = {one.field: values.pop(one.field) for one in option_fields(of)}
             return command(**{parameter: build(of, own)}, **values)
 
         return declared_options(of, instead)(with_options)
@@ -76,11 +76,11 @@ def declared_options(
         without: Fields that get no option.
     """
     others = instead or {}
-    options = [one for one in declared(of) if one.field not in without]
+    options = [one for one in option_fields(of) if one.field not in without]
     return stack(*(_option(one, others.get(one.field)) for one in options))
 
 
-def _option(one: Declared, instead: str | None) -> Callable[[Command], Command]:
+def _option(one: OptionField, instead: str | None) -> Callable[[Command], Command]:
     shape: dict[str, Any] = {"type": ByteSize() if one.is_size else one.kind}
     if one.choices:
         shape = {"type": click.Choice(list(one.choices)), "callback": _value_of(one.choices)}
@@ -106,7 +106,7 @@ def _value_of(choices: Mapping[str, object]) -> Callable[..., object]:
     return lambda _context, _option, word: None if word is None else choices[word]
 
 
-def _default_and_bounds(one: Declared, instead: str | None) -> str:
+def _default_and_bounds(one: OptionField, instead: str | None) -> str:
     """Return the end of an option's help, such as `  [default: 8; x>=1]`."""
     default = instead or one.default_word
     notes = [f"default: {default}"] if default else []

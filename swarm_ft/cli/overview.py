@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 
-from swarm_ft.cli.watching import NO_PEERS, progress_words, waiting_words
-from swarm_ft.client.words import printable
+from swarm_ft.cli.status_text import NO_PEERS, progress_words, waiting_words
+from swarm_ft.client.formatting import printable
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import (
     MemberStatus,
@@ -15,7 +15,7 @@ from swarm_ft.protocol.messages.client import (
     SwarmStatus,
 )
 from swarm_ft.protocol.messages.enrolment import name_lookup
-from swarm_ft.protocol.spec.sizes import size_words, traffic_words
+from swarm_ft.protocol.spec.sizes import format_size, format_traffic
 
 MIN_NAME_CHARS = 24
 """Letters of a shortened name; more if two names begin alike."""
@@ -62,7 +62,7 @@ def _others(found: SwarmStatus) -> str:
     present = {member.peer_id for member in found.members}
     offline = sum(one.peer_id not in present for one in found.contributors)
     links = sum(relay.links for relay in found.relays)
-    moved = traffic_words(sum(relay.relayed_bytes for relay in found.relays))
+    moved = format_traffic(sum(relay.relayed_bytes for relay in found.relays))
     has_relayed = links or any(relay.relayed_bytes for relay in found.relays)
     relayed = f"{_count(links, 'link')} over relays, {moved}; " if has_relayed else ""
     peers = f"{_count(offline, 'peer')} offline; " if offline else ""
@@ -87,7 +87,7 @@ def _run_row(run: RunSummary) -> tuple[str, ...]:
 
 def _member_row(member: MemberStatus, names: Mapping[PeerId, str]) -> tuple[str, ...]:
     device = member.device[:MAX_DEVICE_CHARS] or "?"
-    lends = size_words(member.memory_bytes) if member.memory_bytes else "?"
+    lends = format_size(member.memory_bytes) if member.memory_bytes else "?"
     work = "; ".join(_work(one, names) for one in member.works)
     idle = f"idle: {member.idle}" if member.idle else "idle"
     is_silent = member.heard_ago_s >= SILENT_S

@@ -57,9 +57,9 @@ _verb("status", "Show the peer's state and its contribution.")
 
 
 async def _ask(home: Path, verb: str, *, as_json: bool) -> None:
-    from swarm_ft.cli.peer_control import DRAIN, ask_peer
+    from swarm_ft.cli.peer_control import DRAIN, send_request
 
-    async for state in ask_peer(home, verb):
+    async for state in send_request(home, verb):
         click.echo(json.dumps(asdict(state)) if as_json else in_words(state))
     if verb == DRAIN and not as_json:
         click.echo("the peer has left")

@@ -70,10 +70,10 @@ def state_of(peer_id: str, node: PeerNode, name: str = "") -> PeerState:
     presence = node.presence
     leaving, progress = presence.leaving, presence.progress
     if leaving is None:
-        return replace(idle, state="working" if node.hosts else "idle")
+        return replace(idle, state="working" if node.has_stages else "idle")
     state = "leaving"
     if leaving.stays:
-        state = "paused" if presence.is_paused or not node.hosts else "pausing"
+        state = "paused" if presence.is_paused or not node.has_stages else "pausing"
     words = progress.words if progress is not None and progress.words else leaving.reason
     seconds = progress.seconds if progress is not None else 0.0
     return replace(idle, state=state, words=words, seconds=seconds)
@@ -85,17 +85,17 @@ class PeerControl:
     Args:
         peer_id: Id of the peer.
         node: The peer.
-        ask: Function that carries out a request to pause, resume or drain.
+        carry_out: Function that carries out a request to pause, resume or drain.
         name: The peer's name for people.
     """
 
     def __init__(
-        self, peer_id: str, node: PeerNode, ask: Callable[[str], None], name: str = ""
+        self, peer_id: str, node: PeerNode, carry_out: Callable[[str], None], name: str = ""
     ) -> None:
         self._peer_id = peer_id
         self._name = name
         self._node = node
-        self._ask = ask
+        self._ask = carry_out
 
     @asynccontextmanager
     async def listening(self, home: Path | None) -> AsyncIterator[None]:
@@ -145,13 +145,17 @@ class PeerControl:
 
     async def _send_states(self, writer: asyncio.StreamWriter, verb: str) -> None:
         """Send the state at each change, until it is the requested one."""
-        from swarm_ft.protocol.messages.control import gist_of
+        from swarm_ft.protocol.messages.control import without_numbers
 
         sent: PeerState | None = None
         await self._node.contribution()
         while sent is None or not sent.is_what(verb):
             now = state_of(self._peer_id, self._node, self._name)
-            if sent is None or now.state != sent.state or gist_of(now.words) != gist_of(sent.words):
+            if (
+                sent is None
+                or now.state != sent.state
+                or without_numbers(now.words) != without_numbers(sent.words)
+            ):
                 writer.write(json.dumps(asdict(now)).encode() + b"\n")
                 await writer.drain()
             sent = now
@@ -175,7 +179,7 @@ def verb_of(line: bytes) -> str:
     return str(verb)
 
 
-async def ask_peer(home: Path, verb: str) -> AsyncIterator[PeerState]:
+async def send_request(home: Path, verb: str) -> AsyncIterator[PeerState]:
     """Send a request to the peer at this home, and yield its states until the requested one.
 
     Raises:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.api.joining import WayIn, connected
+from swarm_ft.api.connections import SwarmAddress, connect
 from swarm_ft.cli.help_groups import GroupedCommand
-from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import examples, json_flag, log_option, takes
 from swarm_ft.cli.running import load, run_async, show_start
+from swarm_ft.cli.swarm_options import way_in
 from swarm_ft.client.options import PlanOptions
-from swarm_ft.protocol.spec.sizes import size_words, traffic_words
+from swarm_ft.protocol.spec.sizes import format_size, format_traffic
 
 if TYPE_CHECKING:
     from swarm_ft.client.forecast import Forecast, PeerMemory, StageForecast
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 @way_in()
 @json_flag
 @log_option
-def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
+def plan(options: PlanOptions, way: SwarmAddress, as_json: bool) -> None:
     """Forecast how long a job would take and what it would send; submits nothing."""
     from swarm_ft.stage.names import check_model_place
 
     check_model_place(options.model)
     show_start("reading the model's config; libraries take some seconds to load", as_json=as_json)
-    load("swarm_ft.api.planning", "swarm_ft.discovery.dht")
+    load("swarm_ft.api.forecasts", "swarm_ft.discovery.dht")
 
     async def work() -> None:
         import asyncio
 
-        from swarm_ft.api.planning import forecast_in, read_model
+        from swarm_ft.api.forecasts import forecast_in, read_model
 
         checkpoint, spec = await asyncio.to_thread(read_model, options)
-        async with connected(way) as swarm:
+        async with connect(way) as swarm:
             found, placed = await forecast_in(swarm, checkpoint, spec)
         if as_json:
             fields = {**forecast_fields(found), "relayed_percent": placed.relayed_percent}
@@ -84,9 +84,9 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
 
 def _stage_line(stage: StageForecast) -> str:
     names = ", ".join(stage.names or stage.peers)
-    takes = size_words(stage.memory.total) if stage.memory else "?"
+    takes = format_size(stage.memory.total) if stage.memory else "?"
     computes = f"{1000 * stage.compute_s:.0f} ms per microbatch" if stage.compute_s else "?"
-    up, down = (traffic_words(round(count)) for count in (stage.up_bytes, stage.down_bytes))
+    up, down = (format_traffic(round(count)) for count in (stage.up_bytes, stage.down_bytes))
     return f"layers {stage.layers!s:<8} {names}: {takes}, {computes}, sends {up}, receives {down}"
 
 
@@ -94,7 +94,7 @@ def _memory_line(memory: PeerMemory) -> str:
     count = memory.microbatches
     noun = "microbatch" if count == 1 else "microbatches"
     return (
-        f"          memory: weights, gradients and optimizer {size_words(memory.held)}, "
-        f"{count} {noun} of {size_words(memory.microbatch)}, "
-        f"temporaries {size_words(memory.temporaries)}"
+        f"          memory: weights, gradients and optimizer {format_size(memory.static)}, "
+        f"{count} {noun} of {format_size(memory.microbatch)}, "
+        f"temporaries {format_size(memory.temporaries)}"
     )

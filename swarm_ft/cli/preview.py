@@ -91,7 +91,7 @@ def preview(options: JobOptions, num_shown: int, as_json: bool) -> None:
 
 def lines_of(found: Preview, *, is_coloured: bool = False) -> Iterator[str]:
     """Yield a preview for people: how the data was read, counts, and the first samples."""
-    from swarm_ft.client.words import printable
+    from swarm_ft.client.formatting import printable
 
     yield from map(printable, found.lines)
     yield f"the job would train for {found.run_words()}"
@@ -109,7 +109,7 @@ def lines_of(found: Preview, *, is_coloured: bool = False) -> Iterator[str]:
 
 def _piece(piece: TextPiece, *, is_coloured: bool) -> str:
     """Quote a piece, which shows its spaces and escapes control characters."""
-    from swarm_ft.client.words import printable
+    from swarm_ft.client.formatting import printable
 
     more = len(piece.text) - SHOWN_CHARS
     text = f"{piece.text[:SHOWN_CHARS]!r}{f'... ({more:,} letters more)' if more > 0 else ''}"

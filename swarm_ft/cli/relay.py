@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from swarm_ft.api.joining import DHT_PREFIX, Joined, WayIn, joined, state_folder
-from swarm_ft.api.listening import Listening
-from swarm_ft.cli.joining import invite_asked, invite_given
+from swarm_ft.api.connections import DHT_PREFIX, SwarmAddress, SwarmConnection, join, state_folder
+from swarm_ft.api.listen_options import ListenOptions
 from swarm_ft.cli.options import examples, json_flag, log_format_option, log_option, takes
 from swarm_ft.cli.running import run_until_stopped, show_start
+from swarm_ft.cli.swarm_options import parse_invite_argument, prompt_invite
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import Range
@@ -37,7 +37,7 @@ Mbps = Annotated[float, Range(0.1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lent:
+class RelayOptions:
     """The limits of a relay."""
 
     max_links: Annotated[
@@ -79,13 +79,15 @@ class Lent:
         "swarm-ft relay @invitation.txt --port 7100 --max-mbps 200 --max-link-mbps 50",
     ),
 )
-@click.argument("invite", required=False, callback=invite_given, metavar="INVITE")
-@takes("listening", Listening, instead={"host": "all interfaces"})
-@takes("lent", Lent)
+@click.argument("invite", required=False, callback=parse_invite_argument, metavar="INVITE")
+@takes("listening", ListenOptions, instead={"host": "all interfaces"})
+@takes("lent", RelayOptions)
 @json_flag
 @log_option
 @log_format_option
-def relay(invite: Invite | None, listening: Listening, lent: Lent, as_json: bool) -> None:
+def relay(
+    invite: Invite | None, listening: ListenOptions, lent: RelayOptions, as_json: bool
+) -> None:
     """Run a relay for members that cannot reach each other, until Ctrl-C.
 
     The relay forwards encrypted links, which it cannot read. It needs two ports that everybody
@@ -94,17 +96,17 @@ def relay(invite: Invite | None, listening: Listening, lent: Lent, as_json: bool
     INVITE is @FILE, a file with an invitation (`swarm-ft invite --role relay`). Without it the
     command prompts for the invitation, or reads standard input.
     """
-    invite = invite or invite_asked(reads_pipe=True)
+    invite = invite or prompt_invite(reads_pipe=True)
     if invite is None:
         raise BadOption(
             "expected an invitation, got none; give a file as @FILE ('swarm-ft invite --role "
             "relay' prints one)"
         )
-    way = WayIn(invite=invite, initial_peers=(), dht_prefix=DHT_PREFIX)
+    way = SwarmAddress(invite=invite, initial_peers=(), dht_prefix=DHT_PREFIX)
     show_start("starting the relay", as_json=as_json)
 
     async def work() -> None:
-        async with joined(way, _key_file()) as swarm:
+        async with join(way, _key_file()) as swarm:
             await _serve(swarm, listening, lent, as_json=as_json)
 
     run_until_stopped(work)
@@ -115,18 +117,20 @@ def _key_file() -> Path:
     return state_folder() / "relay.pem"
 
 
-async def _serve(swarm: Joined, listening: Listening, lent: Lent, *, as_json: bool) -> None:
+async def _serve(
+    swarm: SwarmConnection, listening: ListenOptions, lent: RelayOptions, *, as_json: bool
+) -> None:
     """Run the relay until cancelled; print its address once the coordinator knows it."""
     from swarm_ft.discovery.directory import find_coordinator
     from swarm_ft.reach.front import Front
-    from swarm_ft.reach.relay import Attendance, Relay
+    from swarm_ft.reach.relay import CoordinatorStream, Relay
     from swarm_ft.transport.base import until_one_ends
     from swarm_ft.transport.grpc_options import CONTROL_ANSWER_S, GrpcOptions
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
     find = functools.partial(find_coordinator, swarm.directory)
     options = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=swarm.credentials)
-    attendance, front = Attendance(GrpcTransport(options), find, Random()), Front()
+    attendance, front = CoordinatorStream(GrpcTransport(options), find, Random()), Front()
     own = Relay(front, attendance.key, lent.limits, attendance.unix_s)
 
     async def show(port: int) -> None:
@@ -135,13 +139,13 @@ async def _serve(swarm: Joined, listening: Listening, lent: Lent, *, as_json: bo
         await asyncio.Event().wait()
 
     try:
-        hello, port = await _listen(front, listening.towards(swarm.coordinator or ""))
-        await until_one_ends(attendance.run(own, hello), own.tell(), show(port))
+        hello, port = await _listen(front, listening.reachable_from(swarm.coordinator or ""))
+        await until_one_ends(attendance.run(own, hello), own.log_traffic(), show(port))
     finally:
         await front.close()
 
 
-async def _listen(front: Front, listening: Listening) -> tuple[RelayHello, int]:
+async def _listen(front: Front, listening: ListenOptions) -> tuple[RelayHello, int]:
     """Listen on two ports; return the addresses to announce, and the first port.
 
     Raises:
@@ -174,7 +178,7 @@ async def _check_reached(coordinator: str, port: int) -> None:
             )
 
 
-def _show(name: str | None, endpoint: str, lent: Lent, *, as_json: bool) -> None:
+def _show(name: str | None, endpoint: str, lent: RelayOptions, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"relay": name, "endpoint": endpoint, "max_links": lent.max_links}))
         return

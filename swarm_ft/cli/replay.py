@@ -15,7 +15,7 @@ from swarm_ft.cli.options import examples, json_flag, log_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swarm_ft.api.what_if import Compared
+    from swarm_ft.api.what_if import Comparison
     from swarm_ft.coordinator.member_names import MemberNames
     from swarm_ft.coordinator.recording.files import RecordingFile
     from swarm_ft.coordinator.replay import Moment
@@ -129,7 +129,7 @@ def replay(
     import json
 
     from swarm_ft.api.documents import status_fields
-    from swarm_ft.cli.watching import verbose_lines
+    from swarm_ft.cli.status_text import verbose_lines
     from swarm_ft.coordinator.recording.files import files_of
     from swarm_ft.errors import BadOption
     from swarm_ft.ids import RunId
@@ -246,7 +246,7 @@ def _only_run(moment: Moment, run_id: RunId | None) -> RunId:
 
 def _trace(until: Iterator[Moment], run_id: RunId, path: Path) -> None:
     from swarm_ft.client.trace import open_trace
-    from swarm_ft.coordinator.retold import timelines
+    from swarm_ft.coordinator.recorded_history import timelines
 
     with open_trace(path, lambda words: click.echo(f"swarm-ft: {words}", err=True)) as trace:
         for timeline in timelines(until, run_id):
@@ -258,19 +258,19 @@ def _serve(moment: Moment, until: Iterator[Moment], *, as_json: bool) -> None:
     import asyncio
     import json
 
-    from swarm_ft.api.coordinating import DOCUMENTS
+    from swarm_ft.api.coordinator_process import DOCUMENTS
     from swarm_ft.cli.running import run_until_stopped
     from swarm_ft.clock import SystemClock
-    from swarm_ft.coordinator.retold import Past, Retold
-    from swarm_ft.page.server import HttpPlaces, watched
+    from swarm_ft.coordinator.recorded_history import RecordedHistory, ReplayView
+    from swarm_ft.page.server import HttpOptions, serve_http
 
-    retold = Retold(moment.names)
+    retold = RecordedHistory(moment.names)
     for one in until:
         retold.take(one)
 
     async def work() -> None:
-        source = Past(moment, retold)
-        async with watched(source, SystemClock(), DOCUMENTS, HttpPlaces(page_port=0)) as found:
+        source = ReplayView(moment, retold)
+        async with serve_http(source, SystemClock(), DOCUMENTS, HttpOptions(page_port=0)) as found:
             line = json.dumps({"page": found.address}) if as_json else f"web page: {found.address}"
             click.echo(line)
             await asyncio.Event().wait()
@@ -286,10 +286,10 @@ def _show_what_if(
 ) -> None:
     import json
 
-    from swarm_ft.api.what_if import change_of, compared
+    from swarm_ft.api.what_if import compare, parse_change
 
-    changes = [change_of(words, moment.state, moment.names) for words in what_ifs]
-    found = compared(moment, _going(moment, run_id), changes)
+    changes = [parse_change(words, moment.state, moment.names) for words in what_ifs]
+    found = compare(moment, _going(moment, run_id), changes)
     lines = (moment.names.in_text(line, MAX_LINE_BYTES) for line in _what_if_lines(found))
     click.echo(json.dumps(asdict(found)) if as_json else "\n".join(lines))
 
@@ -311,10 +311,10 @@ def _going(moment: Moment, run_id: RunId | None) -> RunId:
     return run_id
 
 
-def _what_if_lines(found: Compared) -> Iterator[str]:
-    from swarm_ft.client.words import clock_time
+def _what_if_lines(found: Comparison) -> Iterator[str]:
+    from swarm_ft.client.formatting import clock_time
 
-    both = (found.without, found.changed)
+    both = (found.baseline, found.changed)
     changes = ", ".join(found.changes)
     yield f"{found.run_id}, step {found.step}/{found.num_steps}, what if {changes}"
     yield f"{'':<18}{'without':<14}{'with it':<14}"
@@ -331,7 +331,7 @@ def _what_if_lines(found: Compared) -> Iterator[str]:
             if words in common:
                 continue
             yield f"{name}, after {after_s:.0f} s: {words}"
-        if found.without.pipeline != found.changed.pipeline:
+        if found.baseline.pipeline != found.changed.pipeline:
             yield f"{name}: {outlook.pipeline}"
     for words in found.unknown:
         yield f"unknown: {words}; the simulation ignores it"

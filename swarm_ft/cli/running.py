@@ -17,18 +17,18 @@ from swarm_ft import log
 from swarm_ft.systems import on_signal, run_loop, stop_signals
 
 if TYPE_CHECKING:
-    from swarm_ft.client.data.progress import Listener, ReadSoFar
+    from swarm_ft.client.data.progress import Listener, ReadProgress
 
 
 logger = log.get_logger(__name__)
 
 
-def show_start(words: str, *, as_json: bool = False) -> None:
+def show_start(text: str, *, as_json: bool = False) -> None:
     """Print a command's first line before slow imports; with `--json` there is none."""
     if log.is_json():  # Then standard error has nothing but JSON.
-        logger.info(words)
+        logger.info(text)
     elif not as_json:
-        click.echo(words, err=True)
+        click.echo(text, err=True)
 
 
 def load(*modules: str) -> None:
@@ -88,7 +88,7 @@ def reading_bar() -> Iterator[Listener]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
     from swarm_ft.client.data.progress import Listener
-    from swarm_ft.client.words import printable
+    from swarm_ft.client.formatting import printable
 
     console = Console(stderr=True, highlight=False)
     bar = Progress(
@@ -102,16 +102,16 @@ def reading_bar() -> Iterator[Listener]:
     )
     task = bar.add_task("reading the model and the data", total=None)
 
-    def show(so_far: ReadSoFar) -> None:
+    def show(so_far: ReadProgress) -> None:
         counts = f"{so_far.num_documents:,} documents, {so_far.num_samples:,} samples"
-        whole = None if so_far.done is None else 1.0
-        bar.update(task, description=counts, completed=so_far.done or 0.0, total=whole)
+        whole = None if so_far.share_read is None else 1.0
+        bar.update(task, description=counts, completed=so_far.share_read or 0.0, total=whole)
 
     def print_line(line: str) -> None:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     with bar:
-        yield Listener(tell=print_line, show=show)
+        yield Listener(on_line=print_line, on_progress=show)
 
 
 def on_stop_signal(stop: Callable[[], object]) -> None:

@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.api.joining import Joined, WayIn, beside, joined
-from swarm_ft.api.listening import Listening
+from swarm_ft.api.connections import SwarmAddress, SwarmConnection, in_background, join
+from swarm_ft.api.listen_options import ListenOptions
 from swarm_ft.api.peer_home import BufferOptions
-from swarm_ft.cli.at_work import AtWork
-from swarm_ft.cli.doctor import tell_reached
-from swarm_ft.cli.joining import way_in
-from swarm_ft.cli.leaving import LEAVE_TIMEOUT_S, PeerLine, say_farewell
+from swarm_ft.cli.doctor import print_reachability
 from swarm_ft.cli.options import (
     ByteSize,
     examples,
@@ -30,12 +27,15 @@ from swarm_ft.cli.options import (
     takes,
 )
 from swarm_ft.cli.peer_control import DRAIN, PAUSE, PeerControl
+from swarm_ft.cli.peer_lines import LEAVE_TIMEOUT_S, PeerLine, print_contribution
 from swarm_ft.cli.running import load, on_each_stop_signal, run_async, show_start
+from swarm_ft.cli.status_line import StatusLine
+from swarm_ft.cli.swarm_options import way_in
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 
 if TYPE_CHECKING:
-    from swarm_ft.api.manners import Keeper
-    from swarm_ft.api.serving import Lent, Peer
+    from swarm_ft.api.availability_controller import AvailabilityController
+    from swarm_ft.api.peer_process import Peer, PreparedPeer
     from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -91,7 +91,7 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Blocks to host: 12-24 means blocks 12 to 23; auto lets the coordinator choose.",
 )
 @way_in(by_argument=True)
-@takes("listening", Listening, instead={"host": "all interfaces; 127.0.0.1 with --insecure"})
+@takes("listening", ListenOptions, instead={"host": "all interfaces; 127.0.0.1 with --insecure"})
 @click.option(
     "--device",
     default="auto",
@@ -136,7 +136,7 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option(
     "--memory",
-    "lent_memory_bytes",
+    "memory_bytes",
     metavar="SIZE",
     type=ByteSize(minimum=1),
     help="Memory for stages and their microbatches, such as 5GiB; limits --layers auto. On a GPU "
@@ -220,8 +220,8 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @log_format_option
 def serve_stage(
     layers: str,
-    way: WayIn,
-    listening: Listening,
+    way: SwarmAddress,
+    listening: ListenOptions,
     buffers: BufferOptions,
     encrypt_at_rest: bool,
     leave_timeout: float,
@@ -233,7 +233,7 @@ def serve_stage(
     INVITE is @FILE, a file with an invitation (`swarm-ft invite`). Without it the command prompts
     for the invitation, or reads standard input.
     """
-    from swarm_ft.api.serving import ServeOptions, check_options, lending
+    from swarm_ft.api.peer_process import ServeOptions, check_options, prepare_peer
     from swarm_ft.protocol.spec.layers import parse_layers
 
     options = ServeOptions(
@@ -248,11 +248,11 @@ def serve_stage(
     show_start("starting the peer; libraries take some seconds to load", as_json=as_json)
     load(*PEER_MODULES)
 
-    async def work(lent: Lent) -> None:
-        async with joined(way, lent.key_file, options.name or "") as swarm:
+    async def work(lent: PreparedPeer) -> None:
+        async with join(way, lent.key_file, options.name or "") as swarm:
             await _serve(swarm, lent, leave_timeout, as_json=as_json)
 
-    with lending(way, options) as lent:
+    with prepare_peer(way, options) as lent:
         if not as_json:
             click.echo(lent.resources.in_words())
         run_async(lambda: work(lent))
@@ -261,22 +261,24 @@ def serve_stage(
 # ---- a peer from its first to its last line
 
 
-async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: bool) -> None:
+async def _serve(
+    swarm: SwarmConnection, lent: PreparedPeer, leave_timeout_s: float, *, as_json: bool
+) -> None:
     """Run the peer until a stop signal, and print its address once it listens.
 
     Raises:
         Exit: A second stop signal ended the peer; its contribution is the last line.
     """
-    from swarm_ft.api.serving import kept, peer_up
+    from swarm_ft.api.peer_process import enforce_availability, start_peer
 
     line = PeerLine()
-    lent.keeper.say = line.say
-    offer = await lent.offer(swarm)
+    lent.availability.on_change = line.print_above
+    offer = await lent.node_options(swarm)
 
     def drain_on_signal(node: PeerNode) -> None:
         on_each_stop_signal(_drain_first(node, line, leave_timeout_s))
 
-    up = peer_up(
+    up = start_peer(
         swarm,
         lent.options.listening,
         offer,
@@ -288,36 +290,37 @@ async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: 
     async with up as peer:
         is_encrypted = bool(swarm.credentials)
         _show(offer, lent, peer, is_encrypted=is_encrypted, as_json=as_json)
-        carry_out = partial(_carry_out, peer.node, line, lent.keeper)
+        carry_out = partial(_carry_out, peer.node, line, lent.availability)
         control = PeerControl(offer.peer_id, peer.node, carry_out, peer.name)
         home = lent.home.path if lent.home else None
 
         async def show_reachability() -> None:
             await _tell_reached(peer.transport, swarm.coordinator, as_json=as_json)
             if not as_json:
-                line.start(AtWork(peer.node, lent.shape))
+                line.start(StatusLine(peer.node, lent.shape))
 
         async with (
-            beside(show_reachability()),
+            in_background(show_reachability()),
             control.listening(home),
-            kept(peer.node, lent.keeper),
+            enforce_availability(peer.node, lent.availability),
         ):
             try:
                 await peer.run()
             except asyncio.CancelledError:
+                line.print_above("leaving at once")
                 raise click.exceptions.Exit(LEFT_AT_ONCE) from None
             finally:
                 line.end()
-                say_farewell(peer.name, peer.node.last_contribution, as_json=as_json)
+                print_contribution(peer.name, peer.node.last_contribution, as_json=as_json)
 
 
-def _carry_out(node: PeerNode, line: PeerLine, keeper: Keeper, verb: str) -> None:
+def _carry_out(node: PeerNode, line: PeerLine, keeper: AvailabilityController, verb: str) -> None:
     """Carry out a request of `swarm-ft peer`."""
     if verb == DRAIN:
-        line.begin(hosts=node.hosts, timeout_s=math.inf)
+        line.begin(hosts=node.has_stages, timeout_s=math.inf)
         node.leave(reason="its volunteer asked for it")
     else:
-        keeper.ask(to_pause=verb == PAUSE)
+        keeper.request_pause(to_pause=verb == PAUSE)
 
 
 def _drain_first(
@@ -332,13 +335,13 @@ def _drain_first(
     def stop(number: signal.Signals) -> None:
         nonlocal is_draining
         # `swarm-ft peer drain` may have started it.
-        is_draining |= number is signal.SIGINT and node.leaves
+        is_draining |= number is signal.SIGINT and node.is_draining
         if is_draining and task is not None:
             task.cancel()
             return
         is_draining = True
         is_by_hand = number is signal.SIGINT and sys.stdin.isatty()
-        line.begin(hosts=node.hosts, timeout_s=math.inf if is_by_hand else timeout_s)
+        line.begin(hosts=node.has_stages, timeout_s=math.inf if is_by_hand else timeout_s)
         node.leave(math.inf if is_by_hand else timeout_s, "Ctrl-C" if is_by_hand else number.name)
 
     return stop
@@ -350,10 +353,12 @@ async def _tell_reached(
     from swarm_ft.reach.transport import HomeTransport
 
     if isinstance(transport, HomeTransport) and coordinator is not None:
-        await tell_reached(transport.reach, coordinator, as_json=as_json)
+        await print_reachability(transport.reach, coordinator, as_json=as_json)
 
 
-def _show(offer: PeerOptions, lent: Lent, peer: Peer, *, is_encrypted: bool, as_json: bool) -> None:
+def _show(
+    offer: PeerOptions, lent: PreparedPeer, peer: Peer, *, is_encrypted: bool, as_json: bool
+) -> None:
     from swarm_ft.protocol.spec.bounds import host_of, is_loopback
     from swarm_ft.transport.grpc_options import ADVICE, restarts_after_idle
 
@@ -387,7 +392,7 @@ def _show(offer: PeerOptions, lent: Lent, peer: Peer, *, is_encrypted: bool, as_
 
 def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
     """Describe which data of others this machine sees and stores."""
-    from swarm_ft.protocol.spec.sizes import size_words
+    from swarm_ft.protocol.spec.sizes import format_size
 
     links = "" if is_encrypted else " Links are not encrypted: the network can read them, too."
     where = offer.buffers.directory.parent if offer.buffers.directory else offer.shard_dir
@@ -397,5 +402,5 @@ def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
         f"serves; with the first or the last stage it also sees text.{links}",
         f"Files of a run lie {form} in {where} until the run ends.",
         "It also stores encrypted backups of other peers' stages, which it cannot read: up to "
-        f"{size_words(offer.keeping.max_bytes)} (--keep-disk).",
+        f"{format_size(offer.keeper_storage.max_bytes)} (--keep-disk).",
     )

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarm_ft.api.connections import SwarmAddress
 from swarm_ft.api.documents import status_fields
-from swarm_ft.api.joining import WayIn
 from swarm_ft.cli.options import examples, json_flag
-from swarm_ft.cli.watching import WATCH_S, look_options, looking, verbose_lines
+from swarm_ft.cli.status_text import WATCH_S, connect_to_coordinator, look_options, verbose_lines
 
 if TYPE_CHECKING:
     from swarm_ft.protocol.messages.client import SwarmStatus
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 )
 @look_options
 @json_flag
-def status(way: WayIn, watches: bool, is_verbose: bool, as_json: bool) -> None:
+def status(way: SwarmAddress, watches: bool, is_verbose: bool, as_json: bool) -> None:
     """Show the swarm's runs and peers, one line each."""
     from swarm_ft.cli.running import run_async, run_until_stopped
 
@@ -50,7 +50,7 @@ def status(way: WayIn, watches: bool, is_verbose: bool, as_json: bool) -> None:
         click.echo(json.dumps(status_fields(found)) if as_json else _text(found, is_verbose))
 
     async def work() -> None:
-        async with looking(way) as swarm:
+        async with connect_to_coordinator(way) as swarm:
             show(await swarm.status())
             while watches:
                 await asyncio.sleep(WATCH_S)

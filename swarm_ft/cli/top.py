@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarm_ft.api.joining import WayIn
+from swarm_ft.api.connections import SwarmAddress
 from swarm_ft.cli.options import examples
-from swarm_ft.cli.watching import WATCH_S, look_options, looking
+from swarm_ft.cli.status_text import WATCH_S, connect_to_coordinator, look_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from swarm_ft.cli.picture import Picture, View
+    from swarm_ft.cli.top_screen import TopScreen, View
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.ids import RunId
     from swarm_ft.protocol.messages.client import RunEvent, RunSummary, SwarmStatus
@@ -42,29 +42,29 @@ REDRAWN_EVERY_S = 0.5
 @click.option("--once", is_flag=True, help="Print the screen once.  [default without a terminal]")
 @click.option("--run", "run_name", metavar="ID", help="Id of the run whose pipeline comes first.")
 @look_options
-def top(way: WayIn, once: bool, run_name: str | None) -> None:
+def top(way: SwarmAddress, once: bool, run_name: str | None) -> None:
     """Watch the swarm's runs, a pipeline and the events live.
 
     Press q to quit, p to freeze the screen, and tab or the arrows to select another run.
     """
     from rich.console import Console
 
-    from swarm_ft.cli.picture import View
     from swarm_ft.cli.running import run_until_stopped
+    from swarm_ft.cli.top_screen import View
     from swarm_ft.ids import RunId
 
     console = Console(highlight=False)
     is_live = console.is_terminal and not console.is_dumb_terminal and not once
 
     async def work() -> None:
-        async with looking(way) as swarm:
-            watched = Watched(swarm, View(chosen=RunId(run_name) if run_name else None))
+        async with connect_to_coordinator(way) as swarm:
+            watched = TopData(swarm, View(chosen=RunId(run_name) if run_name else None))
             await (_live(watched, console) if is_live else _once(watched, console))
 
     run_until_stopped(work)
 
 
-class Watched:
+class TopData:
     """The data that `top` shows: status, losses and events of a swarm.
 
     Args:
@@ -88,12 +88,12 @@ class Watched:
             raise RuntimeError("ask() must come first")
         return self._found
 
-    def picture(self) -> Picture:
+    def picture(self) -> TopScreen:
         """Return the screen's contents."""
-        from swarm_ft.cli.picture import Picture
+        from swarm_ft.cli.top_screen import TopScreen
 
         curves = {run: list(steps.values()) for run, steps in self._losses.items()}
-        return Picture(
+        return TopScreen(
             found=self.found,
             losses=curves,
             events=tuple(self._events),
@@ -101,7 +101,7 @@ class Watched:
             trouble=self.trouble,
         )
 
-    async def ask(self) -> None:
+    async def fetch_status(self) -> None:
         """Fetch the swarm's status.
 
         Raises:
@@ -110,20 +110,20 @@ class Watched:
         self._found = await self._swarm.status()
         self.trouble = ""
 
-    async def read(self) -> None:
+    async def fetch_history(self) -> None:
         """Fetch the events and losses until now; `ask` must come first.
 
         Raises:
             SwarmError: The coordinator does not answer.
         """
-        from swarm_ft.cli.watching import told_of
+        from swarm_ft.cli.status_text import loss_rows
 
         first = max(0, self.found.next_event - NUM_EVENTS)
         async with aclosing(self._swarm.events(first)) as events:
             async for event in events:
                 self._events.append(event)
         for run in self._with_curves():
-            async with aclosing(told_of(self._swarm, run, follows=False)) as rows:
+            async with aclosing(loss_rows(self._swarm, run, follows=False)) as rows:
                 async for row in rows:
                     self._add_loss(run.run_id, row)
 
@@ -150,7 +150,7 @@ class Watched:
                     self._followers[run.run_id] = follower
             await asyncio.sleep(WATCH_S)
             try:
-                await self.ask()
+                await self.fetch_status()
             except SwarmError as error:
                 self.trouble = f"waiting for the coordinator: {error.message}"
 
@@ -180,19 +180,19 @@ class Watched:
             steps[event.step] = event.loss
 
 
-async def _once(watched: Watched, console: Console) -> None:
-    await watched.ask()
-    await watched.read()
+async def _once(watched: TopData, console: Console) -> None:
+    await watched.fetch_status()
+    await watched.fetch_history()
     console.print(watched.picture())
 
 
-async def _live(watched: Watched, console: Console) -> None:
+async def _live(watched: TopData, console: Console) -> None:
     """Redraw the screen until q or Ctrl-C."""
     from rich.live import Live
 
     from swarm_ft.systems import keys_pressed
 
-    await watched.ask()
+    await watched.fetch_status()
     has_news = asyncio.Event()
 
     def on_key(key: str) -> None:
@@ -205,7 +205,7 @@ async def _live(watched: Watched, console: Console) -> None:
         live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
         shown = watched.picture()
         while not watched.view.has_quit:
-            shown = shown if watched.view.is_held else watched.picture()
+            shown = shown if watched.view.is_frozen else watched.picture()
             drawn = replace(shown, view=watched.view, height=console.height)
             live.update(drawn, refresh=True)
             await _news(has_news)

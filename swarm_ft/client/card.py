@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swarm_ft.client.formatting import printable
 from swarm_ft.client.options import JobOptions, Outputs
 from swarm_ft.client.report import RunReport, metrics_of
-from swarm_ft.client.words import printable
 from swarm_ft.protocol.messages.control import StageAssignment, stages_of
 from swarm_ft.protocol.spec.options import arguments
 from swarm_ft.protocol.spec.run_spec import Adapter, Dtype, RunSpec, TaskKind

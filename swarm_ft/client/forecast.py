@@ -20,7 +20,7 @@ from rich.filesize import decimal
 
 from swarm_ft.codec import from_spec
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.machines.pipeline import least_held
+from swarm_ft.protocol.machines.pipeline import min_microbatches
 from swarm_ft.protocol.machines.step_cost import (
     Factors,
     Limit,
@@ -29,7 +29,7 @@ from swarm_ft.protocol.machines.step_cost import (
     StageWork,
     StepCost,
     bare,
-    expected,
+    expected_range,
     factors_of,
     forward_turn_s,
     step_cost,
@@ -53,9 +53,9 @@ PROBED_SAMPLES = 1000
 """Samples, at most, whose mean length stands for that of all samples."""
 FRAME_BYTES = 64
 """Bytes of a frame around its payload: numbers and lengths, HTTP/2, TLS."""
-IN_IDLE_TIME = 0.5
+MAX_EVAL_OVERLAP = 0.5
 """Largest share of evaluation time that fits into stages' idle time, as seen on shared machines."""
-BESIDE_SPREAD = 0.15
+OTHER_RUNS_SPREAD = 0.15
 """Relative uncertainty of the slowdown by other runs on the same peers (log scale)."""
 LOAD_SPREAD = 0.25
 """Relative uncertainty of the slowdown by other programs on the peers' machines (log scale)."""
@@ -66,14 +66,14 @@ class PeerMemory:
     """Memory that one replica of a stage needs, in bytes of tensors.
 
     Attributes:
-        held: Bytes that do not depend on microbatches: weights, gradients, optimizer state.
+        static: Bytes that do not depend on microbatches: weights, gradients, optimizer state.
         microbatch: Bytes that each microbatch adds.
         microbatches: Number of microbatches in memory at once.
         temporaries: Bytes of one task's intermediate values, on top of the above.
         total: Sum of all parts.
     """
 
-    held: int
+    static: int
     microbatch: int
     microbatches: int
     temporaries: int
@@ -242,7 +242,7 @@ def forecast(
     placed: Sequence[PlacedPeer],
     memory: Mapping[LayerRange, StageMemory | None] | None = None,
     costs: Costs | None = None,
-    beside_s: float = math.inf,
+    other_runs_s: float = math.inf,
 ) -> Forecast:
     """Forecast a job on these peers.
 
@@ -252,12 +252,12 @@ def forecast(
         memory: Memory of stages that were rehearsed, see `stage.rehearsal`.
         costs: Learned costs of a step beside operations and bytes; None makes every step a lower
             bound.
-        beside_s: Seconds for which other runs on these peers go on.
+        other_runs_s: Seconds for which other runs on these peers go on.
     """
     costs = costs or bare()
     stages = [_Stage(spec, tuple(group)) for _, group in groupby(placed, lambda one: one.layers)]
     train, factors = spec.train, factors_of(costs)
-    work = _Work(spec, stages, beside_s)
+    work = _Work(spec, stages, other_runs_s)
     later = stages[_entry(spec, stages) :]
     step = step_cost(work.later, factors)
     seconds, seconds_range = work.seconds(factors), work.range(costs)
@@ -305,7 +305,7 @@ def _shared(placed: Sequence[PlacedPeer]) -> Iterator[str]:
             yield f"{peer.peer_id} spends {100 * min(1.0, peer.busy):.0f} % of its time on {runs}"
 
 
-def of_mean_length(spec: RunSpec, samples: Sequence[bytes]) -> RunSpec:
+def with_mean_length(spec: RunSpec, samples: Sequence[bytes]) -> RunSpec:
     """Return the job with `seq_length` replaced by the mean length of its samples.
 
     Args:
@@ -446,7 +446,7 @@ def bytes_per_value(spec: CodecSpec) -> float:
 
 def _entry(spec: RunSpec, stages: Sequence[_Stage]) -> int:
     """Return the index of the first stage that later visits of a sample pass; 0 without caches."""
-    return spec.entry_of(stage.layers for stage in stages)
+    return spec.first_uncached_stage(stage.layers for stage in stages)
 
 
 def _boundary_bytes(spec: RunSpec, boundary: int, *, is_first: bool) -> Crossing:
@@ -455,7 +455,7 @@ def _boundary_bytes(spec: RunSpec, boundary: int, *, is_first: bool) -> Crossing
     forward = train.codec(Direction.FORWARD)
     if is_first and forward.is_delta:
         forward = train.key_frame_codec(Direction.FORWARD)
-    if spec.is_constant(boundary):
+    if spec.is_cacheable(boundary):
         forward = train.constant_codec
     backward = train.codec(Direction.BACKWARD) if spec.gradients_cross(boundary) else None
     return Crossing(
@@ -521,11 +521,11 @@ class _Work:
         quiet_s = self._all_s(factors, self.first.quiet, self.later.quiet)
         spread = 0.0
         if quiet_s:
-            by_runs = BESIDE_SPREAD * math.log(with_others_s / alone_s)
+            by_runs = OTHER_RUNS_SPREAD * math.log(with_others_s / alone_s)
             spread = math.hypot(by_runs, LOAD_SPREAD * math.log(alone_s / quiet_s))
         least, middle, most = (
-            expected(costs, partial(self._with_evaluations_s, part), spread)
-            for part in (IN_IDLE_TIME, IN_IDLE_TIME / 2, 0.0)
+            expected_range(costs, partial(self._with_evaluations_s, part), spread)
+            for part in (MAX_EVAL_OVERLAP, MAX_EVAL_OVERLAP / 2, 0.0)
         )
         return SecondsRange(least.low, middle.likely, most.high)
 
@@ -561,7 +561,7 @@ def _pipeline(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> Pip
             for index, stage in enumerate(stages)
         ),
         num_microbatches=spec.train.batch_size // spec.train.micro_batch_size,
-        told_s=2 * max(stage.round_trip_s for stage in stages),
+        control_s=2 * max(stage.round_trip_s for stage in stages),
         cores={name: peer.machine.cores for name, peer in zip(names, peers, strict=True)},
         busy={name: peer.host_busy for name, peer in zip(names, peers, strict=True)},
         load={name: peer.host_load for name, peer in zip(names, peers, strict=True)},
@@ -628,7 +628,7 @@ def _evaluation(spec: RunSpec, stages: Sequence[_Stage], factors: Factors) -> Ev
 def _shadows(spec: RunSpec, stages: Sequence[_Stage], factors: Factors) -> EvalForecast | None:
     """Forecast the shadow microbatches; they start at the first stage because caches skip none."""
     train, samples = spec.train, spec.train.micro_batch_size
-    if not train.quality or all(spec.is_constant(stage.layers.start) for stage in stages[1:]):
+    if not train.quality or all(spec.is_cacheable(stage.layers.start) for stage in stages[1:]):
         return None
     times = num_measured(train.num_steps)
     sent_bytes, seconds = _evaluated(spec, stages, times * samples, factors, is_compressed=False)
@@ -663,7 +663,7 @@ def _evaluated_bytes(
     train = spec.train
     usual = train.compressed_eval_codec if is_compressed else UNCOMPRESSED
     codecs = (
-        train.constant_codec if spec.is_constant(stage.layers.start) else usual
+        train.constant_codec if spec.is_cacheable(stage.layers.start) else usual
         for stage in stages[1:]
     )
     return [_frames_bytes(spec, codec) for codec in codecs]
@@ -686,9 +686,9 @@ def _peer_memory(
     microbatches = 1
     if spec.gradients_cross(stage.layers.stop):
         own = math.ceil(train.batch_size / train.micro_batch_size / len(stage.peers))
-        microbatches = min(own, least_held(len(stages), index))
+        microbatches = min(own, min_microbatches(len(stages), index))
     return PeerMemory(
-        held=found.held,
+        static=found.held,
         microbatch=found.microbatch,
         microbatches=microbatches,
         temporaries=found.temporaries(microbatches),

@@ -50,19 +50,19 @@ ANSWER_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class GenerationRequest:
     """A request to continue a text.
 
     Attributes:
         prompt: Token ids; at least one.
         max_new_tokens: Maximum number of new tokens; at least one.
-        ends: Stop tokens.
+        stop_tokens: Stop tokens.
         sampling: Sampling parameters; None for greedy decoding.
     """
 
     prompt: tuple[int, ...]
     max_new_tokens: int
-    ends: frozenset[int] = frozenset()
+    stop_tokens: frozenset[int] = frozenset()
     sampling: Sampling | None = None
 
     @property
@@ -120,7 +120,7 @@ def check_generates(status: RunStatus) -> None:
 async def generate(
     client: SwarmClient,
     status: RunStatus,
-    wanted: Wanted,
+    request: GenerationRequest,
     on_token: Callable[[int], None],
     on_trouble: Callable[[str], None],
 ) -> list[int]:
@@ -129,7 +129,7 @@ async def generate(
     Args:
         client: Connection to the swarm.
         status: Status of the run, accepted by `check_generates`.
-        wanted: The request, checked.
+        request: The request, checked.
         on_token: Callback for each new token.
         on_trouble: Callback for a message when a peer fails and others take over.
 
@@ -142,9 +142,11 @@ async def generate(
     chosen = holding.chosen()
     while True:
         try:
-            async with _chain(client, status, wanted, chosen) as chain:
-                unread: Sequence[int] = (*wanted.prompt, *new)
-                while len(new) < wanted.max_new_tokens and wanted.ends.isdisjoint(new[-1:]):
+            async with _chain(client, status, request, chosen) as chain:
+                unread: Sequence[int] = (*request.prompt, *new)
+                while len(new) < request.max_new_tokens and request.stop_tokens.isdisjoint(
+                    new[-1:]
+                ):
                     new.append(await chain.read(unread))
                     on_token(new[-1])
                     unread = new[-1:]
@@ -285,7 +287,10 @@ class _Chain:
 
 @asynccontextmanager
 async def _chain(
-    client: SwarmClient, status: RunStatus, wanted: Wanted, chosen: Mapping[LayerRange, PeerId]
+    client: SwarmClient,
+    status: RunStatus,
+    wanted: GenerationRequest,
+    chosen: Mapping[LayerRange, PeerId],
 ) -> AsyncIterator[_Chain]:
     """Begin a text at all stages; the text ends with the context."""
     model = status.spec.model
@@ -305,6 +310,6 @@ async def _chain(
         yield _Chain(stages, model.hidden_size)
 
 
-def _beginning(status: RunStatus, layers: LayerRange, wanted: Wanted) -> BeginText:
+def _beginning(status: RunStatus, layers: LayerRange, wanted: GenerationRequest) -> BeginText:
     name = result_name(status, layers)
     return BeginText(name=name, max_tokens=wanted.max_tokens, sampling=wanted.sampling)

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import overload
 
 from swarm_ft.client.data.dataset import Dataset, Samples
-from swarm_ft.client.data.files import Wanted
-from swarm_ft.client.data.holdout import Part
+from swarm_ft.client.data.files import DataSelection
+from swarm_ft.client.data.holdout import DatasetPart
 from swarm_ft.client.data.mixture import Mixing, Mixture, open_datasets
-from swarm_ft.client.data.progress import Listener, ReadSoFar
+from swarm_ft.client.data.progress import Listener, ReadProgress
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
 from swarm_ft.client.data.sources import open_dataset
-from swarm_ft.client.ends import end_lines, learned_ends
 from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.hub import check_push
 from swarm_ft.client.labels import ClassNames, class_names
@@ -28,8 +27,9 @@ from swarm_ft.client.options import (
     Outputs,
     ReadOptions,
 )
-from swarm_ft.client.reporting import named_in
+from swarm_ft.client.reporting import parse_reporters
 from swarm_ft.client.result import class_lines
+from swarm_ft.client.stop_tokens import stop_token_lines, trained_stop_tokens
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainSpec
@@ -65,7 +65,7 @@ class Job:
         return replace(self.spec, model=model, version=run.version) == run
 
 
-class InARow(Sequence[bytes]):
+class ConcatenatedSamples(Sequence[bytes]):
     """Concatenation of two sequences of samples."""
 
     def __init__(self, first: Sequence[bytes], then: Sequence[bytes]) -> None:
@@ -108,7 +108,7 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     return Job(
         spec=RunSpec(model=model, train=data.train_spec(job.options)),
         checkpoint=job.checkpoint,
-        samples=InARow(SampleBytes(data.train.tokens), SampleBytes(data.eval_tokens)),
+        samples=ConcatenatedSamples(SampleBytes(data.train.tokens), SampleBytes(data.eval_tokens)),
     )
 
 
@@ -175,7 +175,7 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
         BadInput: The first problem of the data or of its options.
     """
     options, checkpoint, names = job.options, job.checkpoint, job.classes.counted_names
-    wanted = Wanted(split=options.split, format=options.reading.data_format)
+    wanted = DataSelection(split=options.split, format=options.reading.data_format)
     tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
     train_part, eval_part = parts_of(options)
     open_part = partial(
@@ -203,13 +203,13 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
     lines += [job.classes.note] if job.classes.note else []
     eval_samples = None
     if held_out is not None:
-        quiet = replace(listener, tell=lines.append)
+        quiet = replace(listener, on_line=lines.append)
         eval_samples = _read_held_out(held_out, options, checkpoint, quiet)
     seq_length = options.train.seq_length
     train = _read(data, checkpoint, seq_length, options.max_samples, listener, lines)
     is_packed = train.summary.num_starts > train.summary.num_samples
     if is_packed and not options.train.shuffle:
-        listener.tell(
+        listener.on_line(
             "packed samples of long documents come first; --shuffle draws a new order every epoch"
         )
     if options.train.eval_strategy is EvalStrategy.NO:
@@ -219,12 +219,12 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
     else:
         eval_tokens = _beginning_of(train.tokens, options)
         words = f"no held-out data: evaluating on {len(eval_tokens)} training samples"
-        listener.tell(f"{words} (--eval-dataset, --eval-split, --eval-size)")
+        listener.on_line(f"{words} (--eval-dataset, --eval-split, --eval-size)")
     ends: tuple[int, ...] = ()
     if not options.train.has_classes:
-        ends = learned_ends(train.tokens, tokenizer, checkpoint.end_token_ids)
-        for line in end_lines(tokenizer, ends, is_adapter=options.train.gives_adapter):
-            listener.tell(line)
+        ends = trained_stop_tokens(train.tokens, tokenizer, checkpoint.end_token_ids)
+        for line in stop_token_lines(tokenizer, ends, is_adapter=options.train.gives_adapter):
+            listener.on_line(line)
     return JobData(train=train, held_out=eval_samples, eval_tokens=eval_tokens, end_token_ids=ends)
 
 
@@ -254,7 +254,7 @@ def check_outputs(outputs: Outputs) -> None:
             `--push-to-hub` cannot work.
     """
     check_out_dir(outputs.out)
-    named_in(outputs.report_to)
+    parse_reporters(outputs.report_to)
     if outputs.push_to_hub is not None:
         check_push(outputs.push_to_hub)
     for option, path in (("--json", outputs.json_file), ("--trace", outputs.trace_file)):
@@ -266,12 +266,12 @@ def check_outputs(outputs: Outputs) -> None:
             raise BadOption(f"{option} {path}: may not be written")
 
 
-def parts_of(options: JobOptions) -> tuple[Part | None, Part | None]:
+def parts_of(options: JobOptions) -> tuple[DatasetPart | None, DatasetPart | None]:
     """Return the training and the held-out part of the data; both None without `--eval-size`."""
     size, seed = options.evaluation.eval_size, options.train.seed
     if not size:
         return None, None
-    held_out = Part(size=size, seed=seed, is_held_out=True)
+    held_out = DatasetPart(size=size, seed=seed, is_held_out=True)
     return replace(held_out, is_held_out=False), held_out
 
 
@@ -315,7 +315,7 @@ def open_held_out(
 
 def _find_held_out(
     options: EvalOptions, reading: ReadOptions, dataset: str | None
-) -> tuple[str, Wanted] | None:
+) -> tuple[str, DataSelection] | None:
     """Return the path of data to evaluate on and what of it, if some is asked for."""
     if options.eval_dataset is None and options.eval_split is None:
         return None
@@ -324,7 +324,9 @@ def _find_held_out(
         raise BadOption(
             "--eval-split: expected --eval-dataset beside it, unless there is one --dataset"
         )
-    return path, Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
+    return path, DataSelection(
+        split=options.eval_split, preferred_splits=EVAL_SPLITS, format=reading.data_format
+    )
 
 
 def _read_held_out(
@@ -340,7 +342,9 @@ def _read_held_out(
     seq_length = options.train.seq_length
     samples = _read(data, checkpoint, seq_length, min(wanted or most, most), listener)
     if wanted is None and len(samples.tokens) == most:
-        listener.tell(f"evaluating on {most} samples of {data.source}, the most that a run takes")
+        listener.on_line(
+            f"evaluating on {most} samples of {data.source}, the most that a run takes"
+        )
     return samples
 
 
@@ -362,13 +366,13 @@ def _read(
     """Read the samples of a dataset; its description is printed with the first batch."""
     lines = [*first_lines, *data.describe()]
 
-    def on_batch(so_far: ReadSoFar) -> None:
+    def on_batch(so_far: ReadProgress) -> None:
         while lines and so_far.num_samples:
-            listener.tell(lines.pop(0))
-        listener.show(so_far)
+            listener.on_line(lines.pop(0))
+        listener.on_progress(so_far)
 
     vocab_size = int(checkpoint.config.vocab_size)
     samples = data.samples(seq_length, vocab_size, limit=limit, on_batch=on_batch)
     for line in samples.words.splitlines():
-        listener.tell(line)
+        listener.on_line(line)
     return samples

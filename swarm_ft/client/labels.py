@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from swarm_ft.client.data.classes import FoundClasses, merged_classes, some_of
-from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.files import DataSelection
 from swarm_ft.client.data.sources import classes_in
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadDataset, BadOption
@@ -29,7 +29,7 @@ class ClassNames:
 
 
 def class_names(
-    options: JobOptions, known: tuple[str, ...], held_out: tuple[str, Wanted] | None
+    options: JobOptions, known: tuple[str, ...], held_out: tuple[str, DataSelection] | None
 ) -> ClassNames:
     """Return the names of all classes, reading the data for them if needed.
 
@@ -46,7 +46,7 @@ def class_names(
         raise BadOption(f"--model {options.model}: its classes have commas in their names")
     if options.train.labels:
         return _names_of_option(options.train.labels, known)
-    wanted = Wanted(split=options.split, format=options.reading.data_format)
+    wanted = DataSelection(split=options.split, format=options.reading.data_format)
     task = task_of(options.train)
     found, note = FoundClasses(()), ""
     for path in options.datasets:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm_ft.client.data.progress import Listener
 from swarm_ft.client.data.samples import TokenArray
-from swarm_ft.client.data.summary import Summary, counted
+from swarm_ft.client.data.summary import Summary, count_phrase
 from swarm_ft.client.job import open_job, read_data
 from swarm_ft.client.options import JobOptions
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, TrainSpec
@@ -46,7 +46,7 @@ class TextPiece(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShownSample:
+class DecodedSample:
     """A sample as the model receives it.
 
     Attributes:
@@ -99,8 +99,8 @@ class Preview:
     train: Summary
     held_out: Summary | None
     spec: TrainSpec
-    samples: tuple[ShownSample, ...]
-    eval_samples: tuple[ShownSample, ...]
+    samples: tuple[DecodedSample, ...]
+    eval_samples: tuple[DecodedSample, ...]
 
     def fields(self) -> dict[str, Any]:
         """Return all fields for JSON."""
@@ -130,12 +130,16 @@ class Preview:
         """Return the training as one line for people."""
         spec = self.spec
         epochs = spec.num_steps / spec.steps_per_epoch
-        steps = f"{counted(spec.num_steps, 'step')} of {counted(spec.batch_size, 'sample')}"
+        steps = (
+            f"{count_phrase(spec.num_steps, 'step')} of {count_phrase(spec.batch_size, 'sample')}"
+        )
         parts = [f"{steps} ({epochs:.3g} epoch{'s' * (epochs != 1)})"]
         if spec.warmup_steps:
-            parts.append(f"{counted(spec.warmup_steps, 'step')} of warm-up")
+            parts.append(f"{count_phrase(spec.warmup_steps, 'step')} of warm-up")
         if spec.num_eval_samples:
-            parts.append(f"{counted(spec.num_eval_samples, 'sample')} evaluated {_times_of(spec)}")
+            parts.append(
+                f"{count_phrase(spec.num_eval_samples, 'sample')} evaluated {_times_of(spec)}"
+            )
         return "; ".join(parts)
 
 
@@ -143,7 +147,7 @@ def _times_of(spec: TrainSpec) -> str:
     if not spec.evaluates_on_the_way:
         return "before and after"
     is_epochs = spec.eval_strategy is EvalStrategy.EPOCH
-    every = "each epoch" if is_epochs else f"every {counted(spec.eval_steps, 'step')}"
+    every = "each epoch" if is_epochs else f"every {count_phrase(spec.eval_steps, 'step')}"
     return f"before, {every} and after"
 
 
@@ -162,7 +166,7 @@ def preview(
     """
     job = open_job(options)
     lines: list[str] = []
-    data = read_data(job, replace(listener or Listener(), tell=lines.append))
+    data = read_data(job, replace(listener or Listener(), on_line=lines.append))
     tokenizer, names = job.checkpoint.tokenizer(), job.options.train.labels
     held_out = data.held_out
     return Preview(
@@ -170,14 +174,16 @@ def preview(
         train=data.train.summary,
         held_out=held_out.summary if held_out else None,
         spec=data.train_spec(job.options),
-        samples=shown(data.train.tokens[:num_shown], tokenizer, names),
-        eval_samples=shown(held_out.tokens[:num_shown], tokenizer, names) if held_out else (),
+        samples=decode_samples(data.train.tokens[:num_shown], tokenizer, names),
+        eval_samples=decode_samples(held_out.tokens[:num_shown], tokenizer, names)
+        if held_out
+        else (),
     )
 
 
-def shown(
+def decode_samples(
     rows: TokenArray, tokenizer: PreTrainedTokenizerBase, class_names: Sequence[str] = ()
-) -> tuple[ShownSample, ...]:
+) -> tuple[DecodedSample, ...]:
     """Decode rows [N, seq_length] of samples.
 
     Args:
@@ -206,7 +212,7 @@ class _Kind(NamedTuple):
 
 def _shown(
     row: TokenArray, tokenizer: PreTrainedTokenizerBase, class_names: Sequence[str]
-) -> ShownSample:
+) -> DecodedSample:
     ids = token_ids_of(row[0]).tolist()
     size = len(ids)
     learned, classes, starts = (
@@ -224,7 +230,7 @@ def _shown(
         else:
             labels.append(label)
             kinds.append(_Kind(document, learned[number], class_names[label], number))
-    return ShownSample(
+    return DecodedSample(
         input_ids=tuple(ids),
         labels=tuple(labels),
         position_ids=tuple(positions),

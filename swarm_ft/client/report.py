@@ -21,18 +21,24 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 
-from swarm_ft.client.words import clock_time, kind_fields, kind_lines, printable, sent_words
+from swarm_ft.client.formatting import (
+    clock_time,
+    format_traffic,
+    kind_fields,
+    kind_lines,
+    printable,
+)
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.protocol.messages.client import (
     CodecChange,
+    CompressionCost,
     Evaluated,
-    QualityFound,
     RunEvent,
     RunPhase,
     RunStatus,
     StepCommitted,
 )
-from swarm_ft.protocol.messages.events import Steered, WentBack
+from swarm_ft.protocol.messages.events import Rollback, Steered
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
 from swarm_ft.protocol.spec.run_spec import Dtype
 from swarm_ft.protocol.spec.tasks import CausalLm, Task, task_of
@@ -69,7 +75,7 @@ class StepTotals:
     traffic: tuple[Traffic, ...] = ()
     sent: ByteCounts = field(default_factory=ByteCounts)
 
-    def and_then(self, event: StepCommitted) -> StepTotals:
+    def with_step(self, event: StepCommitted) -> StepTotals:
         """Return the sums with one more step."""
         return StepTotals(
             step=event.step,
@@ -94,7 +100,7 @@ class ProgressState:
         committed_steps: Number of committed steps in the last event.
         detail: Reason why the run waits, if it does; printable characters only.
         result_step: Number of steps in the result if it has the best weights, not the last.
-        went_back: Rollbacks that happened while this client watched, with their reasons.
+        rollbacks: Rollbacks that happened while this client watched, with their reasons.
         codecs: Changes of codecs, steps rising.
         quality: Measured cost of compression; None if the job sets no quality.
         steered: Requests of people to pause, resume or change the run, oldest first.
@@ -107,12 +113,12 @@ class ProgressState:
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
     result_step: int | None = None
-    went_back: tuple[WentBack, ...] = ()
+    rollbacks: tuple[Rollback, ...] = ()
     codecs: tuple[CodecChange, ...] = ()
-    quality: QualityFound | None = None
+    quality: CompressionCost | None = None
     steered: tuple[Steered, ...] = ()
 
-    def after(self, event: RunEvent) -> ProgressState:
+    def with_event(self, event: RunEvent) -> ProgressState:
         """Return the state after one more event.
 
         A step that is not above the last one means a rollback, or a replay of all events from the
@@ -131,19 +137,19 @@ class ProgressState:
                 quality=event.quality,
                 steered=(*self.steered, *self.new_requests(event)),
             )
-        if isinstance(event, WentBack):
+        if isinstance(event, Rollback):
             return replace(
                 self,
                 totals=self._totals_below(event.to_step),
                 evaluations=self._evaluations_up_to(event.to_step),
                 committed_steps=event.to_step,
-                went_back=(*self.went_back, event),
+                rollbacks=(*self.rollbacks, event),
             )
         if isinstance(event, Evaluated):
             before = self._evaluations_up_to(event.step - 1)
             return replace(self, evaluations=(*before, event))
         earlier = self._totals_below(event.step)
-        latest = (earlier[-1] if earlier else _NOTHING).and_then(event)
+        latest = (earlier[-1] if earlier else _NOTHING).with_step(event)
         return replace(
             self,
             totals=(*earlier, latest),
@@ -259,13 +265,13 @@ class RunProgress:
         self._listeners: list[Callable[[RunEvent], object]] = []
 
     @contextmanager
-    def shown(self) -> Iterator[Self]:
+    def display(self) -> Iterator[Self]:
         """Draw the bar, if there is a terminal, as long as the context lasts."""
         with self._bar if self._is_live else nullcontext():
             yield self
 
     @contextmanager
-    def telling(self, listener: Callable[[RunEvent], object]) -> Iterator[None]:
+    def notifying(self, listener: Callable[[RunEvent], object]) -> Iterator[None]:
         """Notify a listener of each event, once the state has it, while the context lasts."""
         self._listeners.append(listener)
         try:
@@ -310,9 +316,9 @@ class RunProgress:
             self._evaluations_printed = len(self.state.evaluations)
             self.message(f"step {found.step}/{self.state.num_steps}  {eval_line(found, self.task)}")
 
-    def show_went_back(self, event: WentBack) -> None:
+    def show_rollback(self, event: Rollback) -> None:
         """Print which steps were rolled back, why, and what would have prevented it."""
-        self.state = self.state.after(event)
+        self.state = self.state.with_event(event)
         self.message(f"the run {event.words}")
 
     def message(self, text: str) -> None:
@@ -320,7 +326,7 @@ class RunProgress:
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def _take(self, event: RunEvent) -> None:
-        self.state = self.state.after(event)
+        self.state = self.state.with_event(event)
         for listener in self._listeners:
             listener(event)
 
@@ -349,7 +355,7 @@ class RunReport:
         num_steps: Number of steps that the job configured.
         result_step: Number of steps in the result; None means all steps.
         forecast: Forecast from before the run started; None without one.
-        went_back: Rollbacks that happened while this client watched, with their reasons.
+        rollbacks: Rollbacks that happened while this client watched, with their reasons.
         task: Task of the run.
         codecs: Changes of codecs during the run, steps rising; only the newest if they follow a
             quality.
@@ -366,10 +372,10 @@ class RunReport:
     num_steps: int | None = None
     result_step: int | None = None
     forecast: Forecast | None = field(default=None, repr=False)
-    went_back: tuple[WentBack, ...] = field(default=(), repr=False)
+    rollbacks: tuple[Rollback, ...] = field(default=(), repr=False)
     task: Task = field(default=_CAUSAL_LM, repr=False)
     codecs: tuple[CodecChange, ...] = field(default=(), repr=False)
-    quality: QualityFound | None = field(default=None, repr=False)
+    quality: CompressionCost | None = field(default=None, repr=False)
     steered: tuple[Steered, ...] = field(default=(), repr=False)
     result_dtype: Dtype = Dtype.FLOAT32
 
@@ -385,7 +391,7 @@ class RunReport:
             "training loss": loss,
             "evaluation loss": self._evaluation_words(),
             "sent": _sent_in_all(sent),
-            "went back": _went_back_words(self.went_back) or "never",
+            "went back": _went_back_words(self.rollbacks) or "never",
             "result": f"{self.model_dir} ({self.steps_in_result} steps)",
         }
         return "\n".join(f"{label:<{_LABEL_CHARS}} {words}" for label, words in lines.items())
@@ -448,7 +454,7 @@ class RunReport:
             "samples": self.totals.num_samples,
             "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
-            "went_back": [asdict(event) for event in self.went_back],
+            "went_back": [asdict(event) for event in self.rollbacks],
             "steered": [_steered_fields(request) for request in self.steered],
             "forecast": _forecast_fields(self.forecast),
             "eval_weights_dtype": Dtype.FLOAT32.name.lower(),
@@ -525,8 +531,8 @@ class RunReport:
     def _end_lines(self) -> list[str]:
         """Return the lines about rollbacks, requests, an early stop, codecs and best weights."""
         lines = []
-        if self.went_back:
-            words = f"{_went_back_words(self.went_back)}; see the reasons above"
+        if self.rollbacks:
+            words = f"{_went_back_words(self.rollbacks)}; see the reasons above"
             lines.append(f"went back            {words}")
         for request in self.steered:
             lines.append(f"steered              {printable(request.words)}")
@@ -573,7 +579,7 @@ def _sent_in_all(sent: ByteCounts) -> str:
     return f"{amounts} ({ratio:.1f}x less)"
 
 
-def _went_back_words(went_back: Sequence[WentBack]) -> str:
+def _went_back_words(went_back: Sequence[Rollback]) -> str:
     if not went_back:
         return ""
     num_steps = sum(one.from_step - one.to_step for one in went_back)
@@ -672,8 +678,8 @@ def _traffic_table(traffic: Iterable[Traffic]) -> Table:
     for one in traffic:
         table.add_row(
             str(one.boundary),
-            sent_words(one.forward_bytes, one.forward_uncompressed_bytes),
-            sent_words(one.backward_bytes, one.backward_uncompressed_bytes),
+            format_traffic(one.forward_bytes, one.forward_uncompressed_bytes),
+            format_traffic(one.backward_bytes, one.backward_uncompressed_bytes),
             f"{one.key_frames} / {one.delta_frames}",
         )
     return table

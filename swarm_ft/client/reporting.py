@@ -29,9 +29,14 @@ from swarm_ft.protocol.spec.tasks import Task, task_of
 
 PROJECT = "swarm-ft"
 """Project in wandb and trackio unless WANDB_PROJECT or TRACKIO_PROJECT names another."""
-NEEDS = {"csv": "", "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
+REPORTER_PACKAGES = {
+    "csv": "",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "trackio": "trackio",
+}
 """Package that each reporter needs."""
-TRAIN = ("train/loss", "train/grad_norm", "train/learning_rate", "train/epoch")
+TRAIN_METRICS = ("train/loss", "train/grad_norm", "train/learning_rate", "train/epoch")
 
 _PLAIN_NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
@@ -46,7 +51,7 @@ class Reporter(Protocol):
         """Flush and close the reporter."""
 
 
-def named_in(report_to: str) -> tuple[str, ...]:
+def parse_reporters(report_to: str) -> tuple[str, ...]:
     """Return the reporters that `--report-to` names, each once.
 
     Raises:
@@ -56,10 +61,10 @@ def named_in(report_to: str) -> tuple[str, ...]:
     if names == ("none",):
         return ()
     for name in names:
-        if name not in NEEDS:
-            known = ", ".join((*NEEDS, "none"))
+        if name not in REPORTER_PACKAGES:
+            known = ", ".join((*REPORTER_PACKAGES, "none"))
             raise BadOption(f"--report-to: expected some of {known}, got {name!a:.80}")
-        package = NEEDS[name]
+        package = REPORTER_PACKAGES[name]
         if package and importlib.util.find_spec(package) is None:
             raise BadOption(
                 f"--report-to {name}: its package is not installed; pip install {package}"
@@ -67,7 +72,7 @@ def named_in(report_to: str) -> tuple[str, ...]:
     return names
 
 
-def folder_of(outputs: Outputs, run_id: str) -> Path:
+def log_dir(outputs: Outputs, run_id: str) -> Path:
     """Return the directory of a run's log files.
 
     The directory has the run's name if every file system can hold it, else a digest of the name.
@@ -78,7 +83,7 @@ def folder_of(outputs: Outputs, run_id: str) -> Path:
 
 
 @contextmanager
-def reporting(
+def open_reporters(
     outputs: Outputs, run_id: str, spec: TrainSpec
 ) -> Iterator[Callable[[RunEvent], None]]:
     """Open all reporters and yield the function that takes a run's events.
@@ -86,8 +91,8 @@ def reporting(
     Raises:
         BadOption: A reporter is unknown or not installed, or a file cannot be written.
     """
-    names = named_in(outputs.report_to)
-    folder = folder_of(outputs, run_id)
+    names = parse_reporters(outputs.report_to)
+    folder = log_dir(outputs, run_id)
     with ExitStack() as stack:
         reporters = []
         for name in names:
@@ -132,7 +137,7 @@ class _EventLogger:
 
 def _of_step(event: StepCommitted, epoch: float) -> dict[str, float]:
     numbers = event.loss, event.grad_norm, event.learning_rate, epoch
-    return dict(zip(TRAIN, numbers, strict=True))
+    return dict(zip(TRAIN_METRICS, numbers, strict=True))
 
 
 def _of_evaluation(event: Evaluated, task: Task) -> dict[str, float]:
@@ -143,7 +148,7 @@ def _of_evaluation(event: Evaluated, task: Task) -> dict[str, float]:
     return values
 
 
-def numbers_of(event: RunEvent) -> tuple[int, Mapping[str, float]]:
+def event_metrics(event: RunEvent) -> tuple[int, Mapping[str, float]]:
     """Return the number of steps and an event's metrics by the Trainer's names; none for a status.
 
     Class metrics and the epoch are left out, because the event alone does not determine them.
@@ -174,7 +179,9 @@ class _Csv:
             counts=(1,) * task.num_counts,
         )
         names = _of_evaluation(known, task)
-        self._rows = csv.DictWriter(self._file, ("step", *TRAIN, *names), extrasaction="ignore")
+        self._rows = csv.DictWriter(
+            self._file, ("step", *TRAIN_METRICS, *names), extrasaction="ignore"
+        )
         self._rows.writeheader()
         self._file.flush()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from swarm_ft.protocol.spec.run_spec import RunSpec, TaskKind, TrainOptions
 from swarm_ft.stage.adapters import save_adapter_config
 from swarm_ft.stage.checkpoint import Checkpoint
-from swarm_ft.stage.skeleton import sees_all
+from swarm_ft.stage.skeleton import is_bidirectional
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,7 +40,7 @@ def class_lines(
     checkpoint: Checkpoint, train: TrainOptions, tokenizer: PreTrainedTokenizerBase
 ) -> list[str]:
     """Return lines for people about the token by which a decoder classifies, and padding."""
-    if train.task_kind is not TaskKind.CLASSIFICATION or sees_all(checkpoint.config):
+    if train.task_kind is not TaskKind.CLASSIFICATION or is_bidirectional(checkpoint.config):
         return []
     pad = tokenizer.pad_token_id
     if pad is None:

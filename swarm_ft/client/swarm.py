@@ -230,7 +230,7 @@ class SwarmClient:
         async with self._coordinator() as channel:
             return await call(channel, CANCEL, CancelRequest(run_id=run_id), CALL_TIMEOUT_S)
 
-    async def collected(self, run_id: RunId) -> None:
+    async def acknowledge_result(self, run_id: RunId) -> None:
         """Acknowledge that the result is stored here, so that peers may delete it."""
         async with self._coordinator() as channel:
             await call(channel, COLLECTED, CollectedRequest(run_id=run_id), CALL_TIMEOUT_S)

@@ -13,14 +13,14 @@ from typing import TypeVar
 from rich.console import Console
 
 from swarm_ft.client.card import CARD, model_card
-from swarm_ft.client.data.progress import Listener, ReadSoFar
+from swarm_ft.client.data.progress import Listener, ReadProgress
 from swarm_ft.client.export import assemble, shard_dir
-from swarm_ft.client.forecast import Forecast, of_mean_length, placed_forecast
+from swarm_ft.client.forecast import Forecast, placed_forecast, with_mean_length
 from swarm_ft.client.hub import push
 from swarm_ft.client.job import Job
 from swarm_ft.client.options import JobOptions, Outputs
 from swarm_ft.client.report import RunProgress, RunReport
-from swarm_ft.client.reporting import reporting
+from swarm_ft.client.reporting import open_reporters
 from swarm_ft.client.result import write_result_files
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.trace import TraceFile, open_trace
@@ -29,7 +29,7 @@ from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.capacity import Placed
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus
-from swarm_ft.protocol.messages.events import WentBack
+from swarm_ft.protocol.messages.events import Rollback
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.adapters import WEIGHTS_FILE
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
@@ -75,9 +75,9 @@ class WatchedRun:
         """
         with (
             open_trace(outputs.trace_file, self.progress.message) as trace,
-            reporting(outputs, self.run_id, self.spec.train) as take,
-            self.progress.telling(take),
-            self.progress.shown(),
+            open_reporters(outputs, self.run_id, self.spec.train) as take,
+            self.progress.notifying(take),
+            self.progress.display(),
         ):
             while True:
                 status = await self._end(trace)
@@ -107,7 +107,7 @@ class WatchedRun:
             num_steps=state.num_steps,
             result_step=state.result_step,
             forecast=self.forecast,
-            went_back=state.went_back,
+            rollbacks=state.rollbacks,
             task=self.progress.task,
             codecs=tuple(one for one in state.codecs if one.first_step < state.committed_steps),
             quality=state.quality,
@@ -128,8 +128,8 @@ class WatchedRun:
                     self.progress.show_status(event)
                 elif isinstance(event, Evaluated):
                     self.progress.show_evaluation(event)
-                elif isinstance(event, WentBack):
-                    self.progress.show_went_back(event)
+                elif isinstance(event, Rollback):
+                    self.progress.show_rollback(event)
                 else:
                     self.progress.show_step(event)
         if status is None:
@@ -159,7 +159,7 @@ class WatchedRun:
                 return False
             as_one = WEIGHTS_FILE if is_adapter else None
             await asyncio.to_thread(assemble, out_dir, shards, write_config, as_one=as_one)
-        await self.client.collected(status.run_id)
+        await self.client.acknowledge_result(status.run_id)
         return True
 
 
@@ -218,7 +218,7 @@ async def _forecast(client: SwarmClient, job: Job, progress: RunProgress) -> For
         return None
     if not _is_measured(placed):
         return None
-    spec = await asyncio.to_thread(of_mean_length, job.spec, job.samples)
+    spec = await asyncio.to_thread(with_mean_length, job.spec, job.samples)
     found = placed_forecast(spec, placed)
     for words in found.lines():
         progress.message(words)
@@ -296,15 +296,15 @@ async def _resumed(client: SwarmClient, job: Job, progress: RunProgress) -> tupl
     )
 
 
-async def reading(work: Callable[[Listener], T], listener: Listener) -> T:
+async def read_in_thread(work: Callable[[Listener], T], listener: Listener) -> T:
     """Run `work` in a thread and return its result; cancelling stops it at its next batch."""
 
     def read(go_on: Callable[[], None]) -> T:
-        def show(so_far: ReadSoFar) -> None:
+        def show(so_far: ReadProgress) -> None:
             go_on()
-            listener.show(so_far)
+            listener.on_progress(so_far)
 
-        return work(replace(listener, show=show))
+        return work(replace(listener, on_progress=show))
 
     return await _in_thread(read)
 

@@ -24,7 +24,7 @@ from dataclasses import replace
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
-from swarm_ft.codec.feedback import SHARE_BITS, DeltaCodec, ShareCodec, encode_with_feedback
+from swarm_ft.codec.feedback import SHARE_BITS, DeltaCodec, PredictiveCodec, encode_with_feedback
 from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.narrow import HadamardCodec, NarrowCodec
@@ -69,7 +69,7 @@ def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
         plain = from_spec(replace(spec, feedback=Feedback.NONE), kernels)
         if isinstance(plain, WideCodec):
             plain = replace(plain, token_bits=SHARE_BITS)
-        return ShareCodec(spec, plain)
+        return PredictiveCodec(spec, plain)
     if spec.feedback is Feedback.BOOK:
         return CodebookCodec(spec, from_spec(replace(spec, feedback=Feedback.NONE), kernels))
     if spec.name in _GRIDS:

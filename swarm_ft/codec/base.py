@@ -128,7 +128,9 @@ class Codec(ABC):
         with _without_autocast(device):
             return self._read(encoded, None if base is None else base.to(device), device)
 
-    def kept(self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None) -> Tensor:
+    def next_base(
+        self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None
+    ) -> Tensor:
         """Return the value that both ends store as the base of the sample's next frame.
 
         Most codecs store the decoded value itself.
@@ -236,10 +238,10 @@ def check_finite(x: Tensor) -> Tensor:
 
 def peak_of(x: Tensor) -> float:
     """Return the largest magnitude in `x`; infinite or NaN if a value is."""
-    return peak_there(x).item()
+    return peak_tensor(x).item()
 
 
-def peak_there(x: Tensor) -> Tensor:
+def peak_tensor(x: Tensor) -> Tensor:
     """Return the largest magnitude as a tensor on x's device, without synchronising with a GPU."""
     low, high = torch.aminmax(x)  # one pass, no copy, and NaN goes through
     return torch.maximum(-low, high)
@@ -289,7 +291,7 @@ def bfloat16_pattern(x: float) -> int:
     return int(bits + 0x7FFF + (bits >> 16 & 1) >> 16)
 
 
-def of_bfloat16(pattern: int) -> float:
+def bfloat16_value(pattern: int) -> float:
     """Return the number of a bfloat16 pattern; any pattern is valid, NaN included."""
     (x,) = _FLOAT.unpack(_PATTERN.pack(pattern << 16))
     return float(x)
@@ -297,7 +299,7 @@ def of_bfloat16(pattern: int) -> float:
 
 def nearest_bfloat16(x: float) -> float:
     """Return the bfloat16 nearest to a finite float32."""
-    return of_bfloat16(bfloat16_pattern(x))
+    return bfloat16_value(bfloat16_pattern(x))
 
 
 def bfloat16_bytes(x: Tensor) -> bytes:

@@ -25,8 +25,8 @@ from swarm_ft.codec.base import (
     as_tensor,
     bfloat16_bytes,
     bfloat16_pattern,
+    bfloat16_value,
     nearest_bfloat16,
-    of_bfloat16,
     read_bfloat16,
 )
 from swarm_ft.codec.entropy import CLASSES, max_stream_bytes, read_symbols, write_symbols
@@ -75,7 +75,7 @@ _LEAST_CODE, _LARGEST_CODE = 2.0**-24, 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Forecast:
+class LinearPredictor:
     """Linear predictor of a change along the directions, from the base.
 
     Attributes:
@@ -116,7 +116,7 @@ class Codebook:
             BadFrame: The number of entries or the scale is out of its range.
         """
         bits, pattern = _CODEBOOK.unpack(data)
-        scale = of_bfloat16(pattern)
+        scale = bfloat16_value(pattern)
         if not 1 <= bits <= MOST_ENTRY_BITS or not _LEAST_CODE <= scale <= _LARGEST_CODE:
             raise BadFrame(f"basis: a codebook of 2^{bits} entries, in steps of {scale:.4g}")
         return 1 << bits, scale
@@ -131,7 +131,7 @@ class Basis:
         exponents: uint8 [directions]; direction r is coefficients[r] * 2^-exponents[r].
         classes: uint8 [directions], 0 to 7; class of the spread of values along a direction.
         mean: float32 [channels], exactly bfloat16s, subtracted before the transform; None for zero.
-        forecast: Linear predictor of changes; None without one.
+        predictor: Linear predictor of changes; None without one.
         codebook: Codebook of gradients; None without one.
     """
 
@@ -139,7 +139,7 @@ class Basis:
     exponents: Tensor
     classes: Tensor
     mean: Tensor | None = None
-    forecast: Forecast | None = None
+    predictor: LinearPredictor | None = None
     codebook: Codebook | None = None
     _cache: dict[tuple[str, torch.device], Tensor] = field(
         default_factory=dict, init=False, repr=False
@@ -187,9 +187,9 @@ class Basis:
         """Return the spread classes on a device."""
         return self._cached("classes", device, lambda: self.classes)
 
-    def forecast_on(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    def predictor_on(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """Return the predictor's coefficients (float32) and exponents (int32); None without one."""
-        if (forecast := self.forecast) is None:
+        if (forecast := self.predictor) is None:
             return None
         by = self._cached("forecast", device, lambda: forecast.coefficients.float())
         return by, self._cached("its exponents", device, lambda: forecast.exponents.int())
@@ -226,7 +226,7 @@ class Basis:
         return head + rest + write_symbols(symbols, contexts, counts, kernels)
 
     def _counts(self) -> tuple[int, int, int]:
-        flags = _HAS_MEAN * (self.mean is not None) | _HAS_FORECAST * (self.forecast is not None)
+        flags = _HAS_MEAN * (self.mean is not None) | _HAS_FORECAST * (self.predictor is not None)
         flags |= _HAS_CODEBOOK * (self.codebook is not None)
         return self.directions, self.channels, flags
 
@@ -236,9 +236,9 @@ class Basis:
         With a codebook, its header precedes the coefficients, and its codes are the last of them.
         """
         parts, coefficients = [self.exponents << 4 | self.classes], [self.coefficients.reshape(-1)]
-        if self.forecast is not None:
-            parts.append(self.forecast.exponents)
-            coefficients.append(self.forecast.coefficients.reshape(-1))
+        if self.predictor is not None:
+            parts.append(self.predictor.exponents)
+            coefficients.append(self.predictor.coefficients.reshape(-1))
         if self.codebook is not None:
             parts.append(as_tensor(self.codebook.to_bytes()))
             coefficients.append(self.codebook.codes.reshape(-1))
@@ -254,7 +254,7 @@ class Basis:
         if len(data) < _HEADER.size:
             raise BadFrame(f"basis: expected a header of {_HEADER.size} bytes, got {len(data)}")
         directions, claimed, flags = _HEADER.unpack_from(data)
-        most = most_directions(channels)
+        most = max_directions(channels)
         if claimed != channels or not 1 <= directions <= most:
             raise BadFrame(
                 f"basis: expected 1 to {most} directions over {channels} channels, got "
@@ -285,7 +285,7 @@ class Basis:
                 exponents=exponents,
                 classes=classes,
                 mean=read_bfloat16(mean) if mean else None,
-                forecast=Forecast(rest, as_tensor(small[1])) if maps > 1 else None,
+                predictor=LinearPredictor(rest, as_tensor(small[1])) if maps > 1 else None,
                 codebook=Codebook(rest, scale) if entries else None,
             )
         )
@@ -317,8 +317,11 @@ def _checked(basis: Basis) -> Basis:
         raise BadFrame(f"basis: a class of {basis.classes.max()}")
     if basis.mean is not None and not bool(basis.mean.isfinite().all()):
         raise BadFrame("basis: a mean that is not finite")
-    if basis.forecast is not None and int(basis.forecast.exponents.max()) > _MOST_FORECAST_EXPONENT:
-        raise BadFrame(f"basis: exponents up to {basis.forecast.exponents.max()} in its forecast")
+    if (
+        basis.predictor is not None
+        and int(basis.predictor.exponents.max()) > _MOST_FORECAST_EXPONENT
+    ):
+        raise BadFrame(f"basis: exponents up to {basis.predictor.exponents.max()} in its forecast")
     return basis
 
 
@@ -327,19 +330,19 @@ def powers_of_two(exponents: Tensor) -> Tensor:
     return (exponents.clamp(-126, 127) + 127 << 23).to(torch.int32).view(torch.float32)
 
 
-def most_directions(channels: int) -> int:
+def max_directions(channels: int) -> int:
     """Return the largest number of directions over this many channels."""
     return min(channels, MAX_DIRECTIONS)
 
 
-def most_bytes(channels: int) -> int:
+def max_basis_bytes(channels: int) -> int:
     """Return an upper bound of the encoded size of a basis over this many channels."""
-    directions = most_directions(channels)
+    directions = max_directions(channels)
     coded = max_stream_bytes(directions * (channels + max(channels, 1 << MOST_ENTRY_BITS)))
     return _HEADER.size + _CODEBOOK.size + 2 * channels + 2 * directions + coded
 
 
-def name_in(payload: bytes) -> bytes:
+def basis_name(payload: bytes) -> bytes:
     """Return the name of the basis that a frame's payload needs; empty for none."""
     name = payload[:NAME_BYTES]
     return b"" if name == PLAIN else name
@@ -348,8 +351,12 @@ def name_in(payload: bytes) -> bytes:
 # ---- learning one
 
 
-def learned(
-    rows: Sequence[Tensor], step: float, *, bases: Sequence[Tensor] = (), has_mean: bool = False
+def learn_basis(
+    rows: Sequence[Tensor],
+    step: float,
+    *,
+    old_values: Sequence[Tensor] = (),
+    has_mean: bool = False,
 ) -> Basis | None:
     """Learn a Karhunen-Loeve basis of rows for a quantisation step.
 
@@ -359,7 +366,7 @@ def learned(
     Args:
         rows: Samples' rows, float32 [n, channels] each: values of some tokens, or their changes.
         step: Quantisation step in the rows' units.
-        bases: Old values of changes, with the shapes of `rows`; a predictor is learned from them.
+        old_values: Old values of changes, shapes as in `rows`; a predictor is learned from them.
         has_mean: Whether the rows have a mean other than zero.
 
     Returns:
@@ -373,13 +380,13 @@ def learned(
         return None
     floor = (_FLOOR_OF_FIRST if has_mean else _FLOOR) * step
     spreads, vectors = _leading(centred, floor)
-    count = min(int((spreads > floor).sum()), most_directions(all_rows.shape[1]))
+    count = min(int((spreads > floor).sum()), max_directions(all_rows.shape[1]))
     if count == 0:
         return None
     spreads, vectors = spreads[:count], vectors[:, :count]
     forecast = None
-    if bases:
-        spreads, vectors, forecast = _with_forecast(spreads, vectors.float(), rows, bases)
+    if old_values:
+        spreads, vectors, forecast = _with_forecast(spreads, vectors.float(), rows, old_values)
     largest = _COARSE if spreads[0] < _WIDE_STEPS * step else _LARGEST
     ends = _LEAST_EXPONENT, _MOST_EXPONENT
     coefficients, exponents = _rounded(vectors.T.contiguous(), largest, *ends)
@@ -394,7 +401,7 @@ def with_codebook(entries: Tensor, step: float) -> Basis | None:
         step: Rounding step of the coordinates.
     """
     spreads, vectors = _leading(entries, _FLOOR * step)
-    count = min(int((spreads > _FLOOR * step).sum()), most_directions(entries.shape[1]))
+    count = min(int((spreads > _FLOOR * step).sum()), max_directions(entries.shape[1]))
     if count == 0:
         return None
     spreads, vectors = spreads[:count], vectors[:, :count].float()
@@ -408,7 +415,7 @@ def with_codebook(entries: Tensor, step: float) -> Basis | None:
 
 def _with_forecast(
     spreads: Tensor, vectors: Tensor, rows: Sequence[Tensor], bases: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, Forecast | None]:
+) -> tuple[Tensor, Tensor, LinearPredictor | None]:
     """Return a predictor, and spreads and directions of its residual within the same span."""
     if len(rows) < _HALVES:
         return spreads, vectors, None
@@ -480,9 +487,9 @@ def _best_ridge(one: _Sums, other: _Sums) -> float | None:
     return best if left[best] < _WORTH * other.yy.trace().item() else None
 
 
-def _rounded_map(found: Tensor) -> Forecast:
+def _rounded_map(found: Tensor) -> LinearPredictor:
     coefficients, exponents = _rounded(found.T, _COARSE, 0, _MOST_FORECAST_EXPONENT)
-    return Forecast(coefficients.T.contiguous(), exponents)
+    return LinearPredictor(coefficients.T.contiguous(), exponents)
 
 
 def _leading(rows: Tensor, floor: float) -> tuple[Tensor, Tensor]:
@@ -492,7 +499,7 @@ def _leading(rows: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         exact = rows.double()
         squares, vectors = torch.linalg.eigh(exact.T @ exact / count)
         return squares.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
-    rank, most = _FIRST_RANK, min(most_directions(channels), count)
+    rank, most = _FIRST_RANK, min(max_directions(channels), count)
     while True:
         span = _leading_span(rows, min(rank + _SPARE, channels, count))
         _, values, vectors = torch.linalg.svd(rows @ span, full_matrices=False)

@@ -40,7 +40,7 @@ _HEAD = struct.Struct("<B16s")
 _NO_BASE = bytes(16)
 
 
-class BufferKeeper:
+class BufferCache:
     """Buffers of samples at one end; the least recently used ones are evicted.
 
     Args:
@@ -98,7 +98,7 @@ class _End:
         *,
         direction: Direction = Direction.FORWARD,
         key: str = "q4+z",
-        buffers: BufferKeeper | None = None,
+        buffers: BufferCache | None = None,
     ) -> None:
         spec = parse_codec_spec(codec, direction)
         self.codec = from_spec(spec)
@@ -106,7 +106,7 @@ class _End:
         plain = replace(spec, feedback=Feedback.NONE)
         is_forward = direction is Direction.FORWARD
         self.key_codec = from_spec(parse_key_spec(key) if is_forward else plain)
-        self.buffers = buffers if buffers is not None else BufferKeeper()
+        self.buffers = buffers if buffers is not None else BufferCache()
         self._residuals: dict[int, Tensor] = {}
 
     def forget(self, samples: Sequence[int]) -> None:
@@ -156,7 +156,7 @@ class BatchEncoder(_End):
         base, digest = found or (None, _NO_BASE)
         codec, kind = (self.codec, _DELTA) if found else (self.key_codec, _KEY)
         tensor, value = codec.encode_and_decode(x, base)
-        self.buffers.put(sample, codec.kept(tensor, value, base))
+        self.buffers.put(sample, codec.next_base(tensor, value, base))
         return _HEAD.pack(kind, digest) + tensor.to_bytes()
 
     def _direct(self, x: Tensor, sample: int) -> EncodedTensor:
@@ -226,7 +226,7 @@ class BatchDecoder(_End):
             base = found[0]
         value = codec.decode(tensor, base, device=device)
         if self.codec.spec.is_delta:
-            self.buffers.put(sample, codec.kept(tensor, value, base))
+            self.buffers.put(sample, codec.next_base(tensor, value, base))
         return value
 
 
@@ -249,7 +249,7 @@ def checked_batch(x: Tensor, sample_ids: Sequence[int]) -> Tensor:
 # ---- both ends in one process
 
 
-class Boundary:
+class CompressedBoundary:
     """A compressed boundary between two parts of a model in one process, for autograd.
 
     The forward pass returns what would arrive over a link: activations coded against each sample's
@@ -280,8 +280,8 @@ class Boundary:
         buffer_bits: int = 16,
         max_buffer_bytes: int | None = None,
     ) -> None:
-        def new_buffers() -> BufferKeeper:
-            return BufferKeeper(buffer_bits, max_buffer_bytes)
+        def new_buffers() -> BufferCache:
+            return BufferCache(buffer_bits, max_buffer_bytes)
 
         self._ways = {
             way: (
@@ -306,7 +306,7 @@ class Boundary:
         passed: Tensor = _Passage.apply(x, self, tuple(sample_ids))  # type: ignore[no-untyped-call]
         return passed
 
-    def passed(self, x: Tensor, sample_ids: Sequence[int], way: Direction) -> Tensor:
+    def transfer(self, x: Tensor, sample_ids: Sequence[int], way: Direction) -> Tensor:
         """Encode and decode one direction, without a graph."""
         encoder, decoder = self._ways[way]
         frames = encoder.encode(x, sample_ids)
@@ -325,9 +325,11 @@ class _Passage(torch.autograd.Function):
     """Autograd function of `Boundary`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, boundary: Boundary, sample_ids: tuple[int, ...]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, boundary: CompressedBoundary, sample_ids: tuple[int, ...]
+    ) -> Tensor:
         ctx.boundary, ctx.sample_ids = boundary, sample_ids
-        return boundary.passed(x, sample_ids, Direction.FORWARD)
+        return boundary.transfer(x, sample_ids, Direction.FORWARD)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

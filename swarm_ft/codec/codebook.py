@@ -22,11 +22,11 @@ from swarm_ft.codec.base import (
     Codec,
     Payload,
     bfloat16_pattern,
+    bfloat16_value,
     check_finite,
     checked_peak,
-    of_bfloat16,
     packed_numbers,
-    peak_there,
+    peak_tensor,
     to_host,
     unpacked_numbers,
 )
@@ -39,7 +39,7 @@ from swarm_ft.codec.basis import (
     with_codebook,
 )
 from swarm_ft.codec.entropy import MAX_SCALE
-from swarm_ft.codec.feedback import best_guess
+from swarm_ft.codec.feedback import shrunk_estimate
 from swarm_ft.codec.kernels.base import MIN_SCALE, packed_bytes
 from swarm_ft.codec.wide import WideCodec
 from swarm_ft.errors import BadFrame
@@ -60,7 +60,7 @@ fifth."""
 _TINY = 1e-30
 
 
-def learned_codebook(rows: Sequence[Tensor]) -> Basis | None:
+def learn_codebook(rows: Sequence[Tensor]) -> Basis | None:
     """Learn a codebook of the directions of rows.
 
     Args:
@@ -131,7 +131,7 @@ class CodebookCodec(Codec):
     inner: Codec
     basis: Basis | None = None
 
-    def along(self, basis: Basis | None) -> CodebookCodec:
+    def with_basis(self, basis: Basis | None) -> CodebookCodec:
         """Return the codec with the codebook of a basis."""
         return replace(self, basis=basis)
 
@@ -150,7 +150,7 @@ class CodebookCodec(Codec):
         numbers, sizes = _best_entries(x, entries)
         largest = sizes.max().clamp(_LEAST_SCALE, MAX_SCALE / 2).to(torch.bfloat16).float()
         levels = _levels(sizes, largest)
-        peak, top, entry_numbers, gains = to_host(peak_there(x), largest, numbers, levels)
+        peak, top, entry_numbers, gains = to_host(peak_tensor(x), largest, numbers, levels)
         checked_peak(float(peak))
         share = _share(entries, numbers, levels, scale := float(top))
         inner = self._beside(basis.codebook).write(x - share)
@@ -176,13 +176,15 @@ class CodebookCodec(Codec):
         left = self.inner.decode(replace(inner, payload=payload[at:]), device=device)
         return check_finite(share + left)
 
-    def kept(self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None) -> Tensor:
+    def next_base(
+        self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None
+    ) -> Tensor:
         """Return the entries' part plus the shrunk residual; see `Codec.kept`."""
         name, payload = encoded.payload[:NAME_BYTES], encoded.payload[NAME_BYTES:]
         if name == PLAIN or self.basis is None:
             return value
         share, at = _read_share(payload, encoded.tokens, self.basis, value.device)
-        return best_guess(self.inner.spec, payload[at:], share, value)
+        return shrunk_estimate(self.inner.spec, payload[at:], share, value)
 
 
 def _best_entries(x: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,7 +220,7 @@ def _read_share(
     at = _SCALE.size + packed_bytes(tokens, codebook.bits + SIZE_BITS)
     if len(payload) < at:
         raise BadFrame(f"frame: expected {at} bytes or more, got {len(payload)}")
-    scale = of_bfloat16(_SCALE.unpack_from(payload)[0])
+    scale = bfloat16_value(_SCALE.unpack_from(payload)[0])
     if not MIN_SCALE <= scale <= MAX_SCALE:
         raise BadFrame(f"frame: sizes up to {scale:.4g}")
     numbers, levels = _unpacked(payload[_SCALE.size : at], tokens, codebook.bits)

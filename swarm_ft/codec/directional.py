@@ -29,11 +29,11 @@ from swarm_ft.codec.base import (
     Codec,
     Payload,
     bfloat16_pattern,
+    bfloat16_value,
     check_finite,
     checked_peak,
     nearest_bfloat16,
-    of_bfloat16,
-    peak_there,
+    peak_tensor,
     to_host,
 )
 from swarm_ft.codec.basis import MAX_DIRECTIONS, NAME_BYTES, PLAIN, Basis, powers_of_two
@@ -100,7 +100,7 @@ class DirectionalCodec(Codec):
     kernels: Kernels | None = None
     basis: Basis | None = None
 
-    def along(self, basis: Basis | None) -> DirectionalCodec:
+    def with_basis(self, basis: Basis | None) -> DirectionalCodec:
         """Return the codec with a basis."""
         return replace(self, basis=basis)
 
@@ -131,7 +131,7 @@ class DirectionalCodec(Codec):
         if basis.mean is not None:
             change = change - basis.mean.to(x.device)
         along = change @ basis.analysis(x.device)
-        looks = to_host(_median_norm(x), peak_there(change), peak_there(along))
+        looks = to_host(_median_norm(x), peak_tensor(change), peak_tensor(along))
         length, peak, peak_along = (float(look) for look in looks)
         checked_peak(peak)
         scale = _scale_for(self._step(length, x.shape[1]), checked_peak(peak_along))
@@ -188,7 +188,7 @@ def _predicted(basis: Basis, base: Tensor | None, scale: float) -> Tensor:
     Raises:
         BadFrame: The basis has no predictor, or there is no base.
     """
-    if base is None or (forecast := basis.forecast_on(base.device)) is None:
+    if base is None or (forecast := basis.predictor_on(base.device)) is None:
         raise BadFrame("frame: a predicted change, with a basis without a predictor")
     octaves = torch.frexp(base.abs().amax(1))[1].clamp(min=-100)[:, None]
     rounded = (base * powers_of_two(_BASE_BITS - octaves)).round()
@@ -256,7 +256,7 @@ def _read_along(
     if len(data) < at:
         raise BadFrame(f"frame: expected {at} bytes or more, got {len(data)}")
     pattern, flags, salt, escapes = _HEADER.unpack_from(data)
-    scale = of_bfloat16(pattern)
+    scale = bfloat16_value(pattern)
     if not MIN_SCALE <= scale <= MAX_SCALE or flags > 1 or escapes > shape[0] * shape[1]:
         raise BadFrame(f"frame: an invalid header, with a scale of {scale:.4g}")
     tables = _Tables.from_bytes(data[_HEADER.size : at])
@@ -293,7 +293,7 @@ def _without_prediction(
     Otherwise return the coordinates themselves with None for the prediction.
     """
     ways: list[tuple[Tensor, Tensor | None]] = [(along, None)]
-    if basis.forecast is not None and base is not None:
+    if basis.predictor is not None and base is not None:
         predicted = _predicted(basis, base, scale)
         ways.append((along - predicted * scale, predicted))
     looks = [look for way, _ in ways for look in (_energy(way), _salt(way))]
@@ -345,7 +345,7 @@ def _coded(
 
 def _values(codes: Tensor, grid: WideGrid, kernels: Kernels) -> Tensor:
     """Return the values of dithered codes in steps, float32."""
-    turned = kernels.turn(codes.contiguous(), grid.seed or 0, grid.shifts)
+    turned = kernels.flip_signs(codes.contiguous(), grid.seed or 0, grid.shifts)
     return kernels.dequantize(turned, None, _scales(1.0, codes.device), grid)
 
 

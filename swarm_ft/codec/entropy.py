@@ -19,7 +19,7 @@ from torch import Tensor
 from swarm_ft.codec.base import (
     CPU,
     bfloat16_pattern,
-    of_bfloat16,
+    bfloat16_value,
     packed_numbers,
     to_device,
     to_host,
@@ -225,7 +225,7 @@ class WideHeader:
             raise BadFrame(f"frame: expected {_FIXED.size} bytes of header, got {len(data)}")
         pattern, shrink, low, four, escapes = _FIXED.unpack_from(data)
         low_bits, slices, is_trellis = low & 15, low >> 4 & 7, low > 127
-        scale = of_bfloat16(pattern)
+        scale = bfloat16_value(pattern)
         widths = [four >> 4 * place & 15 for place in range(4)]
         if shrink > 15 or low_bits > 8 or slices > SLICES or escapes > tokens * channels:
             raise BadFrame("frame: an invalid header")

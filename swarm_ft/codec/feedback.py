@@ -15,12 +15,12 @@ from swarm_ft.codec.base import (
     checked_sample,
     packed_numbers,
     peak_of,
-    peak_there,
+    peak_tensor,
     to_host,
     unpacked_numbers,
 )
 from swarm_ft.codec.kernels.base import packed_bytes
-from swarm_ft.codec.topk import kept_entries, largest
+from swarm_ft.codec.topk import largest, num_sent_entries
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec, Feedback
@@ -70,7 +70,7 @@ def _sum_of(base: Tensor | None, delta: Tensor) -> Tensor:
 # squared error, which shrinks the coded part by its reliability.
 
 
-def best_guess(spec: CodecSpec, rest: bytes, exact: Tensor, value: Tensor) -> Tensor:
+def shrunk_estimate(spec: CodecSpec, rest: bytes, exact: Tensor, value: Tensor) -> Tensor:
     """Return the value to store when one part is exact and the residual was coded with noise.
 
     Args:
@@ -112,7 +112,7 @@ _SHARES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ShareCodec(Codec):
+class PredictiveCodec(Codec):
     """Predictive codec s m + C(g - s m) of a gradient g with a base m and a gain s for each token.
 
     EF21 (arXiv 2106.05203) is the case s = 1. Layout: the gains in quarters, packed in 3 bits each,
@@ -132,7 +132,7 @@ class ShareCodec(Codec):
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         base = torch.zeros_like(x) if base is None else base
         shares = _nearest_shares(x, base)
-        *peaks, numbers = to_host(peak_there(x), peak_there(base), shares)
+        *peaks, numbers = to_host(peak_tensor(x), peak_tensor(base), shares)
         for peak in peaks:
             checked_peak(float(peak))
         packed = packed_numbers(numbers, SHARE_BITS)
@@ -146,12 +146,14 @@ class ShareCodec(Codec):
         left = self.inner.decode(rest_of, device=device)
         return check_finite(left if base is None else _share_of(base, shares.to(device)) + left)
 
-    def kept(self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None) -> Tensor:
+    def next_base(
+        self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None
+    ) -> Tensor:
         """Return the prediction plus the residual shrunk by its reliability; see `Codec.kept`."""
         base = torch.zeros_like(value) if base is None else base.to(value.device)
         shares, rest = _read_shares(encoded)
         exact = _share_of(base, shares.to(value.device))
-        return best_guess(self.inner.spec, rest, exact, value)
+        return shrunk_estimate(self.inner.spec, rest, exact, value)
 
 
 def _read_shares(encoded: EncodedTensor) -> tuple[Tensor, bytes]:
@@ -216,7 +218,7 @@ def encode_with_feedback(
     checked_peak(peak_of(total))
     message = total
     if codec.spec.feedback is Feedback.EFMIX:
-        message = _mixed(x, residual, total, kept_entries(codec.spec, x.numel()))
+        message = _mixed(x, residual, total, num_sent_entries(codec.spec, x.numel()))
     encoded, value = codec.encode_and_decode(message)
     return encoded, total - value
 

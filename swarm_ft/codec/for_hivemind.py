@@ -90,7 +90,7 @@ class CodecCompression(CompressionBase):  # type: ignore[misc] # hivemind has no
         return self._codec.encode(x.reshape(rows, channels)).to_bytes()
 
 
-def read_as(compression: CodecCompression) -> None:
+def register_compression(compression: CodecCompression) -> None:
     """Register the compression: hivemind then decodes messages with its number by it."""
     name = runtime_pb2.CompressionType.Name(compression.compression_type)
     serialization._BASE_COMPRESSION_TYPES[name] = compression  # noqa: SLF001 - it has no other door

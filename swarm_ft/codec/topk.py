@@ -45,18 +45,18 @@ class TopKCodec(Codec):
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """Return the size of every payload of this shape."""
         size = tokens * channels
-        count = kept_entries(self.spec, size)
+        count = num_sent_entries(self.spec, size)
         return _VALUES.max_payload_bytes(1, count) + _position_bytes(count, size)
 
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         checked_peak(peak_of(x))
-        positions = largest(x, kept_entries(self.spec, x.numel()))
+        positions = largest(x, num_sent_entries(self.spec, x.numel()))
         values = _VALUES.encode(x.reshape(-1)[positions].view(1, -1)).payload
         return self._unread(values + _write_positions(positions.cpu().numpy(), x.numel()), x)
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         size = encoded.tokens * encoded.channels
-        count = kept_entries(self.spec, size)
+        count = num_sent_entries(self.spec, size)
         cut = _VALUES.max_payload_bytes(1, count)
         values = _VALUES.decode(EncodedTensor(_VALUES.spec, 1, count, encoded.payload[:cut]))
         positions = _read_positions(encoded.payload[cut:], count, size)
@@ -65,7 +65,7 @@ class TopKCodec(Codec):
         return to_device(x.view(encoded.tokens, encoded.channels), device)
 
 
-def kept_entries(spec: CodecSpec, size: int) -> int:
+def num_sent_entries(spec: CodecSpec, size: int) -> int:
     """Return the number of entries to send: the percentage of `size`, rounded, at least one."""
     return max(1, (size * spec.hundredths + 5_000) // 10_000)
 

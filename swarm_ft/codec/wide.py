@@ -43,12 +43,12 @@ from swarm_ft.codec.wide_plan import (
     MAX_OCTAVES,
     OCTAVE_BITS,
     Sample,
-    Seen,
-    balanced,
+    TensorStatistics,
     codes_bytes,
     levels_for,
     reach_of,
     scale_for_rate,
+    with_balanced_channels,
     with_contexts,
     with_low_bits,
     with_scale,
@@ -221,7 +221,7 @@ class _Encoder:
         self._spec, self._kernels, self._step = spec, kernels, step
         self._x = x = x.contiguous()
         self._base = base = None if base is None else base.contiguous()
-        self._seen = Seen.of(x, base, kernels, quality_of_x=spec.is_constant_quality)
+        self._seen = TensorStatistics.of(x, base, kernels, quality_of_x=spec.is_constant_quality)
         self._reach = self._seen.peak
         whole_bytes = x.numel() * spec.number / 8 - beside_bytes
         self._most_bytes = max(whole_bytes - _FRAME_BYTES, whole_bytes / 2 + _SMALLEST_BYTES)
@@ -248,7 +248,7 @@ class _Encoder:
         groups = seen.quality
         if spec.axis is Axis.BOTH:
             change_of = None if spec.is_constant_quality else self._base
-            groups = balanced(self._x, change_of, groups, self._kernels)
+            groups = with_balanced_channels(self._x, change_of, groups, self._kernels)
         header = levels_for(groups, spec.axis)
         self._reach = reach_of(header, seen)
         sample = Sample(seen, header)
@@ -370,7 +370,7 @@ def _folded(codes: Tensor, header: WideHeader, grid: WideGrid, kernels: Kernels)
     """Fold codes by the sign of the dither, or unfold them."""
     if not header.slices or grid.seed is None:
         return codes
-    return kernels.turn(codes, grid.seed, grid.shifts)
+    return kernels.flip_signs(codes, grid.seed, grid.shifts)
 
 
 def read_escaped(symbols: Tensor, escapes: Tensor) -> Tensor:

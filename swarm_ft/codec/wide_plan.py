@@ -86,7 +86,7 @@ class Spreads:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TensorStatistics:
     """Statistics of a tensor on the host, for planning.
 
     Attributes:
@@ -110,7 +110,9 @@ class Seen:
         return float(self.row_peaks.max())
 
     @staticmethod
-    def of(x: Tensor, base: Tensor | None, kernels: Kernels, *, quality_of_x: bool) -> Seen:
+    def of(
+        x: Tensor, base: Tensor | None, kernels: Kernels, *, quality_of_x: bool
+    ) -> TensorStatistics:
         """Return the statistics of x, or of x - base, with one GPU synchronisation.
 
         Raises:
@@ -129,7 +131,7 @@ class Seen:
         checked_peak(float(row_peaks.max()))
         spreads = Spreads.of(rows, cols, some_channels)
         quality = Spreads.of(*of_x) if apart else spreads
-        return Seen(spreads, row_peaks, col_peaks, some, every, quality)
+        return TensorStatistics(spreads, row_peaks, col_peaks, some, every, quality)
 
 
 def _stride(count: int, channels: int) -> int:
@@ -149,7 +151,9 @@ def _change(x: Tensor, base: Tensor | None, part: tuple[slice, ...]) -> Tensor:
     return x[part].contiguous() if base is None else (x[part] - base[part]).contiguous()
 
 
-def balanced(x: Tensor, base: Tensor | None, spreads: Spreads, kernels: Kernels) -> Spreads:
+def with_balanced_channels(
+    x: Tensor, base: Tensor | None, spreads: Spreads, kernels: Kernels
+) -> Spreads:
     """Return the spreads with those of channels computed from balanced tokens."""
     rows = torch.from_numpy(np.maximum(spreads.relative_rows, _TINY))
     scaled = ((x if base is None else x - base) / to_device(rows, x.device)[:, None]).float()
@@ -173,7 +177,7 @@ def levels_for(spreads: Spreads, axis: Axis) -> WideHeader:
     return WideHeader(scale, 0, 0, 0, 2 * rows, 2 * cols)
 
 
-def reach_of(header: WideHeader, seen: Seen) -> float:
+def reach_of(header: WideHeader, seen: TensorStatistics) -> float:
     """Return the largest value in scales of level 0, scaled by its group's level."""
     by_row = seen.row_peaks.astype(np.float64) * 2.0 ** _octaves(header.row_levels)
     by_col = seen.col_peaks.astype(np.float64) * 2.0 ** _octaves(header.col_levels)
@@ -198,7 +202,7 @@ class Sample:
         header: Header with the levels; its scale is ignored.
     """
 
-    def __init__(self, seen: Seen, header: WideHeader) -> None:
+    def __init__(self, seen: TensorStatistics, header: WideHeader) -> None:
         self._shape = tokens, channels = len(seen.row_peaks), len(seen.col_peaks)
         self.count = tokens * channels
         self.share = len(seen.some) / self.count

@@ -12,10 +12,15 @@ from dataclasses import replace
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
-from swarm_ft.coordinator.plan.learned import Seen, beside, costs_of, seen
+from swarm_ft.coordinator.plan.learned_costs import (
+    RunMeasurements,
+    costs_of,
+    load_on,
+    with_new_steps,
+)
 from swarm_ft.coordinator.plan.neighbours import relayed_percent, with_better_neighbours
 from swarm_ft.coordinator.plan.placement import SETTLE_S, place
-from swarm_ft.coordinator.words import in_words
+from swarm_ft.coordinator.reason_texts import as_text
 from swarm_ft.errors import BadInput, Busy, MalformedMessage, NotFound, OutOfTurn, Unavailable
 from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import PeerId, RunId
@@ -32,7 +37,7 @@ from swarm_ft.protocol.messages.capacity import (
 )
 from swarm_ft.protocol.messages.control import PeerHello, StageAssignment
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.spec.sizes import size_words
+from swarm_ft.protocol.spec.sizes import format_size
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.rules import may_read
@@ -47,8 +52,8 @@ PLACES_PER_S, PLACES_BURST = 1.0, 8
 MAX_LEARNED = 16
 """Newest runs from which a step's costs are learned."""
 
-Asked = MessageStream[Placed, PlaceRequest]
-Measured = MessageStream[LinkEcho, LinkSample]
+PlaceStream = MessageStream[Placed, PlaceRequest]
+MeasureStream = MessageStream[LinkEcho, LinkSample]
 
 
 class Capacity:
@@ -70,9 +75,9 @@ class Capacity:
         self._measures: Rate[str] = Rate(per_s=MEASURES_PER_S, burst=MEASURES_BURST)
         self._measuring = asyncio.Lock()
         self._machines: dict[PeerId, Machine] = {}
-        self._seen: dict[RunId, Seen] = {}
+        self._seen: dict[RunId, RunMeasurements] = {}
 
-    def heard(self, peer_id: PeerId, machine: Machine) -> bool:
+    def on_machine_report(self, peer_id: PeerId, machine: Machine) -> bool:
         """Store a member's report of its machine; return whether more than its load is new."""
         before = self._machines.get(peer_id, Machine())
         self._machines[peer_id] = machine
@@ -90,7 +95,7 @@ class Capacity:
         """Last reports of members."""
         return self._machines
 
-    def look(self) -> None:
+    def measure_steps(self) -> None:
         """Measure the steps that runs made since the last call."""
         state = self._state()
         for run in state.active_runs:
@@ -100,18 +105,18 @@ class Capacity:
         before = self._seen.get(run.run_id)
         if before is not None and before.committed_steps == run.past.committed_steps:
             return
-        after = seen(before, state, run, self._machines)
+        after = with_new_steps(before, state, run, self._machines)
         if after is not None:
             self._seen.pop(run.run_id, None)
             self._seen[run.run_id] = after
             if len(self._seen) > MAX_LEARNED:
                 del self._seen[next(iter(self._seen))]
 
-    def gone(self, peer_id: PeerId) -> None:
+    def forget_peer(self, peer_id: PeerId) -> None:
         """Drop the report of a former member."""
         self._machines.pop(peer_id, None)
 
-    async def place(self, stream: Asked) -> None:
+    async def place(self, stream: PlaceStream) -> None:
         """Reply with a job's placement, as if it were submitted now.
 
         Raises:
@@ -123,7 +128,7 @@ class Capacity:
             raise OutOfTurn(f"{stream.remote}: expected a job to plan")
         await stream.send(self._placed(request, stream.caller))
 
-    async def measure(self, stream: Measured) -> None:
+    async def measure(self, stream: MeasureStream) -> None:
         """Receive a link's messages, then reply with as many bytes.
 
         Raises:
@@ -156,17 +161,25 @@ class Capacity:
         placed = with_better_neighbours(spec, placement.assignments, state.members, state.ways)
         found = self._described(spec, placed, None)
         waits_s = [
-            beside(state, self._machines, one.peer_id).left_s
+            load_on(state, self._machines, one.peer_id).left_s
             for one in placed
             if len(state.hosted.get(one.peer_id, ())) > state.members[one.peer_id].hello.max_beside
         ]
         if waits_s:  # the other runs there are over by then
-            alone = (replace(one, num_runs=0, busy=0.0, host_busy=0.0) for one in found.peers)
+            alone = (
+                replace(
+                    one, machine=self._machine(one.peer_id), num_runs=0, busy=0.0, host_busy=0.0
+                )
+                for one in found.peers
+            )
             starts_after_s = min(max(waits_s), MAX_LEFT_S)
             found = replace(found, peers=tuple(alone), starts_after_s=starts_after_s, beside_s=0.0)
         waiting = [run for run in state.going_runs if not run.attempt.assignments]
-        reason = self._names.in_text(in_words(placement.reason))
+        reason = self._names.in_text(as_text(placement.reason))
         return replace(found, reason=reason, num_waiting=len(waiting))
+
+    def _machine(self, peer_id: PeerId) -> Machine:
+        return self._machines.get(peer_id, Machine())
 
     def _hosted(self, run_id: RunId, caller: Caller | None) -> Placed:
         """Return the peers that host a run.
@@ -185,13 +198,13 @@ class Capacity:
     ) -> Placed:
         """Describe these peers, and the load of other runs on them."""
         state = self._state()
-        around = {p: beside(state, self._machines, p, but) for p in (a.peer_id for a in placed)}
+        around = {p: load_on(state, self._machines, p, but) for p in (a.peer_id for a in placed)}
         peers = tuple(
             PlacedPeer(
                 peer_id=one.peer_id,
                 layers=one.layers,
                 memory_bytes=state.members[one.peer_id].hello.memory_bytes,
-                machine=self._machines.get(one.peer_id, Machine()),
+                machine=around[one.peer_id].link_share(self._machine(one.peer_id)),
                 num_runs=around[one.peer_id].num_runs,
                 busy=around[one.peer_id].busy,
                 host_busy=around[one.peer_id].host_busy,
@@ -219,19 +232,19 @@ def check_lent(hello: PeerHello) -> None:
     has_bytes = hello.device_memory_bytes
     if has_bytes and hello.memory_bytes > has_bytes:
         raise BadInput(
-            f"peer {hello.peer_id}: expected at most {size_words(has_bytes)}, the memory of its "
-            f"device, got {size_words(hello.memory_bytes)}; lower --memory"
+            f"peer {hello.peer_id}: expected at most {format_size(has_bytes)}, the memory of its "
+            f"device, got {format_size(hello.memory_bytes)}; lower --memory"
         )
 
 
-def _rate_key(stream: Asked | Measured) -> str:
+def _rate_key(stream: PlaceStream | MeasureStream) -> str:
     """Return the name under which calls are counted; newcomers count by address."""
     if stream.caller is not None and stream.caller.role is not Role.NEWCOMER:
         return stream.caller.name
     return address_of(stream.remote.rpartition(":")[0])
 
 
-async def _echo(stream: Measured) -> None:
+async def _echo(stream: MeasureStream) -> None:
     """Reply to empty messages at once, for the round trip, and to all others at the end."""
     sizes: list[int] = []
     for _ in range(MAX_SAMPLES):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from swarm_ft.coordinator.facts.events import Happened
+from swarm_ft.coordinator.facts.events import EmitEvent
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.protocol.messages.events import EventKind
 
@@ -33,7 +33,7 @@ class DiskWatch:
         self._reserved_bytes = reserved_bytes
         self._due_s = -math.inf
 
-    def look(self, now_s: float) -> Happened | None:
+    def look(self, now_s: float) -> EmitEvent | None:
         """Measure if it is due, and return the event of a change."""
         if now_s < self._due_s:
             return None
@@ -44,6 +44,6 @@ class DiskWatch:
         if free >= (FREE_AGAIN if was_low else LOW) * self._reserved_bytes:
             self.low = None
             room = Reason(kind=ReasonKind.DISK_FREE, amount=free)
-            return Happened(kind=EventKind.DISK_FREE, reason=room) if was_low else None
+            return EmitEvent(kind=EventKind.DISK_FREE, reason=room) if was_low else None
         self.low = Reason(kind=ReasonKind.DISK_LOW, amount=free, limit=self._reserved_bytes)
-        return None if was_low else Happened(kind=EventKind.DISK_LOW, reason=self.low)
+        return None if was_low else EmitEvent(kind=EventKind.DISK_LOW, reason=self.low)

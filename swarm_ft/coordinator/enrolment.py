@@ -69,7 +69,7 @@ class Enrolment:
         on_revoked: Callable[[frozenset[str]], None] = lambda _: None,
         on_void: Callable[[str], None] = lambda _: None,
         on_renewed: Callable[[str, float], None] = lambda _name, _until: None,
-        take_heard: Callable[[], frozenset[str]] = frozenset,
+        take_callers: Callable[[], frozenset[str]] = frozenset,
         names: MemberNames | None = None,
     ) -> None:
         self._authority = authority
@@ -79,7 +79,7 @@ class Enrolment:
         self._on_revoked = on_revoked
         self._on_void = on_void
         self._on_renewed = on_renewed
-        self._take_heard = take_heard
+        self._take_heard = take_callers
         self._names = names if names is not None else MemberNames()
         self._rate: Rate[str] = Rate(per_s=ENROLMENTS_PER_S, burst=ENROLMENT_BURST)
         key, certificate = authority.coordinator()
@@ -109,7 +109,7 @@ class Enrolment:
 
         return checked
 
-    async def opens(self, endpoint: str, *, to_all: bool) -> Invite | None:
+    async def set_admission(self, endpoint: str, *, to_all: bool) -> Invite | None:
         """Set the address of future invitations, and open or close the swarm to everybody.
 
         Returns:

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 from swarm_ft.clock import Clock
-from swarm_ft.coordinator.facts.ways import Home, Ways, pair_of
-from swarm_ft.coordinator.relays import Distances, Relaying, RelayRoll, nearest
+from swarm_ft.coordinator.facts.connectivity import Connectivity, NatInfo, pair_of
+from swarm_ft.coordinator.relays import ConnectedRelay, Distances, RelayRegistry, nearest
 from swarm_ft.errors import MalformedMessage, NotAllowed, Unavailable
 from swarm_ft.identity.keys import PrivateKey
 from swarm_ft.identity.roles import Role
@@ -31,14 +31,14 @@ from swarm_ft.protocol.messages.meeting import (
     FromMember,
     LegSeen,
     Linked,
-    Measured,
     Meet,
+    MeetingRequest,
     NoMeeting,
     Punch,
     Reachable,
+    RelayDistances,
     Relays,
     ToMember,
-    Want,
     Way,
 )
 from swarm_ft.protocol.spec.addresses import (
@@ -73,12 +73,12 @@ SECRET_BYTES = 16
 MAX_QUEUED = 256
 """Messages that may pile up before a member is dropped; it may reconnect."""
 
-Said = list[tuple[str, ToMember]]
+OutgoingMessages = list[tuple[str, ToMember]]
 """Messages with their receivers."""
 
 
 @dataclass(kw_only=True, slots=True)
-class Present:
+class ConnectedMember:
     """A connected member that can be introduced.
 
     Attributes:
@@ -94,11 +94,11 @@ class Present:
     distances: Distances | None = None
 
     @property
-    def home(self) -> Home:
+    def home(self) -> NatInfo:
         """Its place in the network, for decisions about connectivity."""
         hosts = {host_of(endpoint) for endpoint in self.reachable.endpoints}
         is_near = is_private(self.host)
-        return Home(
+        return NatInfo(
             house="" if is_near else self.host,
             is_open=self.host in hosts and not is_near,
             is_open_within=any(map(is_private, hosts)),
@@ -147,11 +147,11 @@ class Meetings:
 
     sign: Callable[[Ticket], bytes]
     draw: Callable[[int], bytes]
-    relays: Callable[[], tuple[Relaying, ...]] = tuple
-    present: dict[str, Present] = field(default_factory=dict)
+    relays: Callable[[], tuple[ConnectedRelay, ...]] = tuple
+    present: dict[str, ConnectedMember] = field(default_factory=dict)
     ways: dict[tuple[str, str], Way] = field(default_factory=dict)
     _meetings: dict[bytes, Meeting] = field(default_factory=dict)
-    _known: Ways | None = None
+    _known: Connectivity | None = None
     _hashed_with: bytes = field(init=False)
     # A new call of a member does not renew its tokens.
     _wants: Rate[str] = field(default_factory=lambda: Rate(per_s=WANTS_PER_S, burst=MAX_WANTS))
@@ -160,7 +160,9 @@ class Meetings:
         # New at each start, as the key that signs tickets is.
         self._hashed_with = self.draw(SECRET_BYTES)
 
-    def came(self, name: str, host: str, reachable: Reachable, *, is_peer: bool = False) -> Said:
+    def add_member(
+        self, name: str, host: str, reachable: Reachable, *, is_peer: bool = False
+    ) -> OutgoingMessages:
         """Add a member, or update its reachability."""
         known = self.present.get(name)
         if known is not None and known.host == host:
@@ -168,15 +170,15 @@ class Meetings:
                 self._forget_ways(name)
             known.reachable, self._known = reachable, None
             return []
-        self.present[name] = Present(host=host, reachable=reachable, is_peer=is_peer)
+        self.present[name] = ConnectedMember(host=host, reachable=reachable, is_peer=is_peer)
         self._known = None
         return [(name, self._places())]
 
-    def relays_changed(self) -> Said:
+    def relays_changed(self) -> OutgoingMessages:
         """Return messages that send the new list of relays to all members."""
         return [(name, self._places()) for name in self.present]
 
-    def gone(self, name: str) -> Said:
+    def remove_member(self, name: str) -> OutgoingMessages:
         """Remove a member; callers that wait for it may request another meeting."""
         self.present.pop(name, None)
         self._forget_ways(name)
@@ -185,15 +187,15 @@ class Meetings:
         ended = NoMeeting(name=name, reason="it lost its connection to the coordinator")
         return [(caller, ended) for caller in sorted(callers & self.present.keys())]
 
-    def known(self) -> Ways:
+    def known(self) -> Connectivity:
         """Return the known connectivity; the same object while nothing changes."""
         if self._known is None:
             homes = {name: present.home for name, present in self.present.items()}
             met = MappingProxyType(dict(self.ways))
-            self._known = Ways(homes=MappingProxyType(homes), met=met)
+            self._known = Connectivity(homes=MappingProxyType(homes), met=met)
         return self._known
 
-    def said(self, name: str, message: FromMember, now_s: float) -> Said:
+    def on_message(self, name: str, message: FromMember, now_s: float) -> OutgoingMessages:
         """Handle a message of a connected member.
 
         Raises:
@@ -201,8 +203,8 @@ class Meetings:
         """
         match message:
             case Reachable():
-                return self.came(name, self.present[name].host, message)
-            case Want(name=wanted):
+                return self.add_member(name, self.present[name].host, message)
+            case MeetingRequest(name=wanted):
                 return self._wanted(name, wanted, now_s)
             case Linked(meeting=number, way=way):
                 other = self._other(name, number)
@@ -210,12 +212,12 @@ class Meetings:
                     self._meetings[number].is_linked = True
                     self._met(pair_of(name, other), way)
                 return []
-            case Measured(distances=distances):
+            case RelayDistances(distances=distances):
                 is_first = self.present[name].distances is None
                 self.present[name].distances = {one.endpoint: one.round_trip_s for one in distances}
                 return self._trials(name, now_s) if is_first else []
 
-    def leg_seen(self, relay: str, leg: LegSeen) -> Said:
+    def leg_seen(self, relay: str, leg: LegSeen) -> OutgoingMessages:
         """Send the other side to a leg, once, if the leg is at the member's own address.
 
         Args:
@@ -246,13 +248,13 @@ class Meetings:
             number: m for number, m in self._meetings.items() if now_s - m.began_s < MEETING_S
         }
 
-    def _wanted(self, name: str, other: str, now_s: float) -> Said:
+    def _wanted(self, name: str, other: str, now_s: float) -> OutgoingMessages:
         refusal = self._refusal(name, other, now_s)
         if refusal is not None:
             return [(name, NoMeeting(name=other, reason=refusal))]
         return self._begin(name, other, now_s)
 
-    def _begin(self, name: str, other: str, now_s: float) -> Said:
+    def _begin(self, name: str, other: str, now_s: float) -> OutgoingMessages:
         number = self.draw(MEETING_BYTES)
         both = self.present[name].distances, self.present[other].distances
         place = nearest(self.relays(), *both)
@@ -263,7 +265,7 @@ class Meetings:
             (other, self._meet(number, other, name, relay, is_caller=False)),
         ]
 
-    def _trials(self, name: str, now_s: float) -> Said:
+    def _trials(self, name: str, now_s: float) -> OutgoingMessages:
         """Start meetings of a new peer where nothing else shows how two peers connect.
 
         Both peers know their routers' behaviour by then, and each has a relay, to punch with.
@@ -350,7 +352,7 @@ class Introductions:
     def __init__(self, key: Callable[[], PrivateKey], clock: Clock) -> None:
         self._clock = clock
         self._queues: dict[str, asyncio.Queue[ToMember]] = {}
-        self.relays = RelayRoll(key)
+        self.relays = RelayRegistry(key)
         self.relays.on_change(lambda: self._send(self.meetings.relays_changed()))
         self.relays.on_leg(lambda relay, leg: self._send(self.meetings.leg_seen(relay, leg)))
         self.meetings = Meetings(
@@ -371,17 +373,17 @@ class Introductions:
             raise MalformedMessage(f"{name}: expected its reachability as the first message")
         queue: asyncio.Queue[ToMember] = asyncio.Queue(MAX_QUEUED)
         # A new call replaces an older one of the same member.
-        self._send(self.meetings.gone(name))
+        self._send(self.meetings.remove_member(name))
         self._queues[name] = queue
         host = host_of(stream.remote).removeprefix(IPV4_IN_IPV6)
         try:
             is_peer = stream.caller.role is Role.PEER
-            self._send(self.meetings.came(name, host, first, is_peer=is_peer))
+            self._send(self.meetings.add_member(name, host, first, is_peer=is_peer))
             await until_one_ends(_write(stream, queue), self._read(stream, name, queue))
         finally:
             if self._queues.get(name) is queue:
                 del self._queues[name]
-                self._send(self.meetings.gone(name))
+                self._send(self.meetings.remove_member(name))
 
     async def _read(
         self,
@@ -394,9 +396,9 @@ class Introductions:
                 raise Unavailable(f"{name} opened a new stream")
             now_s = self._clock.now_s()
             self.meetings.forget(now_s)
-            self._send(self.meetings.said(name, message, now_s))
+            self._send(self.meetings.on_message(name, message, now_s))
 
-    def _send(self, messages: Said) -> None:
+    def _send(self, messages: OutgoingMessages) -> None:
         for name, message in messages:
             queue = self._queues.get(name)
             if queue is None or queue.full():

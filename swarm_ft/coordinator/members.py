@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from swarm_ft.coordinator.facts.connectivity import Connectivity, pair_of
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
-from swarm_ft.coordinator.facts.ways import Ways, pair_of
 from swarm_ft.coordinator.plan.routes import expected_s
 from swarm_ft.identity.roles import Caller
 from swarm_ft.ids import PeerId
@@ -17,7 +17,7 @@ from swarm_ft.protocol.messages.client import (
     MAX_CONTRIBUTORS,
     MAX_LINKS,
     Contributor,
-    MemberDoing,
+    MemberActivity,
     MemberLink,
     MemberStatus,
     MemberWork,
@@ -155,22 +155,22 @@ def _work(post: _Post, peer: PeerId) -> MemberWork:
     )
 
 
-def _doing(run: Run, peer: PeerId) -> MemberDoing:
+def _doing(run: Run, peer: PeerId) -> MemberActivity:
     if run.phase is RunPhase.FINISHED:
-        return MemberDoing.KEEPING
+        return MemberActivity.KEEPING
     if peer in run.listeners:
-        return MemberDoing.JOINING
+        return MemberActivity.JOINING
     if run.phase is RunPhase.WAITING or peer in run.attempt.awaited.waits_for:
-        return MemberDoing.WAITING
+        return MemberActivity.WAITING
     if run.phase is RunPhase.LOADING:
-        return MemberDoing.READY if peer in run.attempt.loaded else MemberDoing.LOADING
+        return MemberActivity.READY if peer in run.attempt.loaded else MemberActivity.LOADING
     if run.phase is RunPhase.EXPORTING:
-        return MemberDoing.READY if peer in run.past.exported else MemberDoing.EXPORTING
+        return MemberActivity.READY if peer in run.past.exported else MemberActivity.EXPORTING
     is_ready = run.step is None or peer in run.step.ready
-    return MemberDoing.READY if is_ready else MemberDoing.COMPUTING
+    return MemberActivity.READY if is_ready else MemberActivity.COMPUTING
 
 
-def _links(post: _Post, member: Member, ways: Ways) -> Iterator[MemberLink]:
+def _links(post: _Post, member: Member, ways: Connectivity) -> Iterator[MemberLink]:
     """Yield links to its stage's replicas, which sum gradients with it, and to adjoining stages."""
     peer = member.hello.peer_id
     if not (ways.met or member.links):

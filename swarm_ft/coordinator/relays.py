@@ -48,7 +48,7 @@ Distances = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Relaying:
+class ConnectedRelay:
     """A connected relay.
 
     Attributes:
@@ -63,7 +63,7 @@ class Relaying:
 
 
 def nearest(
-    relays: Iterable[Relaying], one: Distances | None, other: Distances | None
+    relays: Iterable[ConnectedRelay], one: Distances | None, other: Distances | None
 ) -> RelayPlace | None:
     """Return the relay with the shortest way for two members, among those with room.
 
@@ -73,7 +73,7 @@ def nearest(
         other: Distances of the other member.
     """
 
-    def round_trips_s(relay: Relaying) -> float:
+    def round_trips_s(relay: ConnectedRelay) -> float:
         endpoint = relay.place.endpoint
         return sum(0.0 if d is None else d.get(endpoint, UNREACHED_S) for d in (one, other))
 
@@ -83,7 +83,7 @@ def nearest(
     return found.place if found else None
 
 
-class RelayRoll:
+class RelayRegistry:
     """The connected relays.
 
     Args:
@@ -94,13 +94,13 @@ class RelayRoll:
         self._key = key
         self._listeners: list[Callable[[], object]] = []
         self._leg_listener: Callable[[str, LegSeen], object] = lambda _relay, _leg: None
-        self._own: Callable[[], Relaying] | None = None
+        self._own: Callable[[], ConnectedRelay] | None = None
         self._streams: dict[str, object] = {}
-        self._present: dict[str, Relaying] = {}
+        self._present: dict[str, ConnectedRelay] = {}
         self._revoked: frozenset[str] = frozenset()
 
     @property
-    def present(self) -> tuple[Relaying, ...]:
+    def present(self) -> tuple[ConnectedRelay, ...]:
         """Connected relays, the coordinator's own first."""
         return (*([self._own()] if self._own else ()), *self._present.values())
 
@@ -129,7 +129,7 @@ class RelayRoll:
         """Set the callback for legs; it receives the relay's endpoint and the leg."""
         self._leg_listener = listener
 
-    def have_own(self, own: Callable[[], Relaying]) -> None:
+    def set_own_relay(self, own: Callable[[], ConnectedRelay]) -> None:
         """Add the coordinator's own relay.
 
         Args:
@@ -159,8 +159,8 @@ class RelayRoll:
             raise MalformedMessage(f"relay {name}: expected a hello as the first message")
         host = host_of(stream.remote).removeprefix(IPV4_IN_IPV6)
         place = RelayPlace(
-            endpoint=await placed(hello.endpoint, host),
-            probe_endpoint=await placed(hello.probe_endpoint, host),
+            endpoint=await relay_endpoint(hello.endpoint, host),
+            probe_endpoint=await relay_endpoint(hello.probe_endpoint, host),
         )
         self._check_room(name, place)
         self._streams[name] = stream
@@ -175,7 +175,7 @@ class RelayRoll:
                 if isinstance(report, LegSeen):
                     self._leg_listener(place.endpoint, report)
                 else:
-                    self._heard(Relaying(name=name, place=place, carries=report))
+                    self._heard(ConnectedRelay(name=name, place=place, carries=report))
         finally:
             if self._streams.get(name) is stream:
                 del self._streams[name]
@@ -198,7 +198,7 @@ class RelayRoll:
         if self._streams.get(name) is not stream:
             raise Unavailable(f"relay {name} opened a new stream")
 
-    def _heard(self, relay: Relaying) -> None:
+    def _heard(self, relay: ConnectedRelay) -> None:
         # It counts from its first report on: it has the key then, and accepts legs.
         is_new = relay.name not in self._present
         self._present[relay.name] = relay
@@ -227,7 +227,7 @@ async def _report(
     return report
 
 
-async def placed(endpoint: str, host: str) -> str:
+async def relay_endpoint(endpoint: str, host: str) -> str:
     """Return the endpoint at which members reach a relay that calls from `host`.
 
     A relay must be at the address of its call, or it could make members dial other machines. Inside

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 
 from swarm_ft.coordinator.decide.machine import decide
-from swarm_ft.coordinator.facts.events import Effect, Happened, PeerLost
+from swarm_ft.coordinator.facts.events import Effect, EmitEvent, PeerLost
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.recording.entries import (
@@ -121,7 +121,7 @@ def _beginning(base: Base, batch: Batch) -> Moment:
 
 def _decided(moment: Moment, entry: Decided, unix_s: float) -> Moment:
     state, effects = decide(moment.state, entry.event, entry.now_s)
-    num_events = sum(isinstance(effect, Happened) for effect in effects)
+    num_events = sum(isinstance(effect, EmitEvent) for effect in effects)
     after = replace(
         moment,
         state=state,

@@ -21,14 +21,16 @@ from swarm_ft.coordinator.capacity import Capacity, check_lent
 from swarm_ft.coordinator.decide.faults import run_at_fault, run_of
 from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.disk_watch import DiskWatch
+from swarm_ft.coordinator.event_log import EventLog
+from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
     CommitRecord,
     Dismiss,
     Effect,
+    EmitEvent,
     Event,
     EventRecord,
-    Happened,
     PeerJoined,
     PeerLost,
     PeerSaid,
@@ -42,7 +44,7 @@ from swarm_ft.coordinator.facts.events import (
     RunRecord,
     RunResumed,
     RunSubmitted,
-    Say,
+    SendMessage,
     SnapshotLost,
     SnapshotWritten,
     Tick,
@@ -52,28 +54,26 @@ from swarm_ft.coordinator.facts.events import (
 from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
-from swarm_ft.coordinator.facts.ways import Ways
-from swarm_ft.coordinator.happenings import Happenings
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import RESERVE_BYTES
 from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.places import Places
+from swarm_ft.coordinator.reason_texts import as_text
 from swarm_ft.coordinator.recording.recorder import Recorder, Sink, Surroundings
-from swarm_ft.coordinator.relays import RelayRoll
+from swarm_ft.coordinator.relays import RelayRegistry
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import (
     FIRST_PAGE,
     StatusFrames,
     Watcher,
     Watchers,
+    event_message,
     event_of,
     message_to_peer,
     overview,
     status_of,
-    told_to,
     with_names,
 )
-from swarm_ft.coordinator.words import in_words
 from swarm_ft.errors import (
     BadInput,
     BadOption,
@@ -188,15 +188,15 @@ class _Outbox:
 
     def __init__(
         self,
-        load: Callable[[Say], Awaitable[ToPeer | None]],
-        on_unsendable: Callable[[Say, Exception], None],
+        load: Callable[[SendMessage], Awaitable[ToPeer | None]],
+        on_unsendable: Callable[[SendMessage, Exception], None],
     ) -> None:
         self._load = load
         self._on_unsendable = on_unsendable
-        self._queue: asyncio.Queue[Say | SwarmError] = asyncio.Queue(MAX_QUEUED_TO_PEER)
+        self._queue: asyncio.Queue[SendMessage | SwarmError] = asyncio.Queue(MAX_QUEUED_TO_PEER)
         self._dropped: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
 
-    def put(self, item: Say | SwarmError) -> None:
+    def put(self, item: SendMessage | SwarmError) -> None:
         """Queue a message; an error ends the stream after all messages before it."""
         if self._queue.full():
             self.drop(Unavailable("this peer does not read the coordinator's messages"))
@@ -267,8 +267,8 @@ class CoordinatorService:
         quotas: Quotas = DEFAULT_QUOTAS,
         grants: Callable[[PeerId], Grant] | None = None,
         claims: Callable[[str], Claim] | None = None,
-        ways: Callable[[], Ways] = Ways,
-        relays: RelayRoll | None = None,
+        ways: Callable[[], Connectivity] = Connectivity,
+        relays: RelayRegistry | None = None,
         unix_s: Callable[[], float] = time.time,
         recording: Sink | None = None,
         names: MemberNames = NO_NAMES,
@@ -304,7 +304,7 @@ class CoordinatorService:
         self._encoded_page = lru_cache(MAX_ENCODED_PAGES)(_encoded_page)
         self._unix_s = unix_s
         self._is_ending = False
-        self._happenings = Happenings(journal, unix_s)
+        self._happenings = EventLog(journal, unix_s)
         self._recorder = Recorder(recording, self._surroundings()) if recording else None
         self._revoked = Revoked(names=())
         self._open_calls: Counter[str] = Counter()
@@ -355,7 +355,7 @@ class CoordinatorService:
 
         return noting
 
-    def take_heard(self) -> frozenset[str]:
+    def take_callers(self) -> frozenset[str]:
         """Return the names of members that have called since the last time, or still do."""
         callers, self._callers = self._callers, set()
         return frozenset((callers | self._open_calls.keys()) - {""})
@@ -368,14 +368,14 @@ class CoordinatorService:
         """
         self._start(self._forget_snapshots())
         started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=described_version())
-        start = Happened(kind=EventKind.COORDINATOR_STARTED, reason=started)
-        self._happenings.written(self._write([], [start]))
+        start = EmitEvent(kind=EventKind.COORDINATOR_STARTED, reason=started)
+        self._happenings.notify_written(self._write([], [start]))
         self._check_disk()
         try:
             while True:
                 await asyncio.wait([self._broken], timeout=TICK_S)
                 self._handle(Tick(self._ways()))
-                self._capacity.look()
+                self._capacity.measure_steps()
                 self._check_disk()
         finally:
             self._is_ending = True
@@ -387,14 +387,14 @@ class CoordinatorService:
         happened = self._disk.look(self._clock.now_s())
         if happened is None:
             return
-        logger.warning("%s", in_words(happened.reason))
+        logger.warning("%s", as_text(happened.reason))
         with contextlib.suppress(JournalError):  # the event needs room on the full disk
-            self._happenings.written(self._write([], [happened]))
+            self._happenings.notify_written(self._write([], [happened]))
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Problems that the operator should solve, as text."""
-        return () if self._disk.low is None else (in_words(self._disk.low),)
+        return () if self._disk.low is None else (as_text(self._disk.low),)
 
     # ---- events in, effects out
 
@@ -428,7 +428,7 @@ class CoordinatorService:
         """
         records = [effect for effect in effects if isinstance(effect, Record)]
         try:
-            happened = [effect for effect in effects if isinstance(effect, Happened)]
+            happened = [effect for effect in effects if isinstance(effect, EmitEvent)]
             events = self._write(records, happened)
         except SwarmError:
             raise
@@ -442,8 +442,8 @@ class CoordinatorService:
         before, self._state = self._state, after
         if self._recorder is not None and not self._is_ending:
             # It counts the events before this decision, so these get their numbers afterwards.
-            self._recorder.decided(before, event, after, effects)
-        self._happenings.written(events)
+            self._recorder.record_decision(before, event, after, effects)
+        self._happenings.notify_written(events)
         if any(isinstance(record, CommitRecord) for record in records):
             failpoints.reached("commit-written")
         return True
@@ -483,22 +483,22 @@ class CoordinatorService:
         run = self._state.runs.get(run_id)
         return run is not None and run.phase <= RunPhase.FINISHED
 
-    def _on_unsendable(self, say: Say, error: Exception) -> None:
+    def _on_unsendable(self, say: SendMessage, error: Exception) -> None:
         run_id = run_of(say)
         if run_id is None:
             raise error
         with contextlib.suppress(SwarmError):  # a failing journal ends `run`, which reports it
             self._abort(run_id, error)
 
-    def _write(self, records: list[Record], happened: list[Happened]) -> list[EventRecord]:
+    def _write(self, records: list[Record], happened: list[EmitEvent]) -> list[EventRecord]:
         # A coordinator that ends loses its peers, which is no event about them.
-        events = self._happenings.numbered([] if self._is_ending else happened)
+        events = self._happenings.number([] if self._is_ending else happened)
         self._journal.write([*records, *events])
         return events
 
     def _log_phase(self, run: Run) -> None:
         """Log a run's phase, unless that is what was logged last."""
-        words = run.phase.in_words(self._names.in_text(in_words(run.reason)))
+        words = run.phase.in_words(self._names.in_text(as_text(run.reason)))
         if self._logged_phases.get(run.run_id) != words:
             logger.info("run %s: %s", run.run_id, words)
         self._logged_phases[run.run_id] = words
@@ -507,20 +507,20 @@ class CoordinatorService:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Say(peer_id, PlanStep() as plan):
+            case SendMessage(peer_id, PlanStep() as plan):
                 traced = self._watchers.is_traced(plan.run_id)
                 self._put(peer_id, replace(effect, message=replace(plan, traced=traced)))
-            case Say(peer_id):
+            case SendMessage(peer_id):
                 self._put(peer_id, effect)
             case Dismiss(peer_id, error, reason):
-                refusal = error(self._names.in_text(in_words(reason)))
+                refusal = error(self._names.in_text(as_text(reason)))
                 shown = self._names.shown(peer_id)
                 logger.warning("peer %s is dismissed: %s", shown, refusal.message)
                 self._put(peer_id, refusal)
             case Publish(run_id, published):
                 if isinstance(published, Run):
                     self._log_phase(published)
-                self._watchers.tell(run_id, event_of(run_id, published, self._names))
+                self._watchers.publish(run_id, event_of(run_id, published, self._names))
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
             case RunRecord(run) if run.phase > RunPhase.FINISHED:
@@ -593,7 +593,7 @@ class CoordinatorService:
         except SwarmError as error:
             logger.warning("snapshots of ended runs cannot be removed: %s", error.message)
 
-    async def _with_tokens(self, say: Say) -> ToPeer | None:
+    async def _with_tokens(self, say: SendMessage) -> ToPeer | None:
         """Return the message, with the tokens that a plan needs; None if they cannot be read."""
         message = message_to_peer(say.message, self._names)
         if not isinstance(message, PlanStep):
@@ -638,7 +638,7 @@ class CoordinatorService:
         )
         return counts_of_all((trained, held_out))._replace(num_targets=trained.num_targets)
 
-    def _put(self, peer_id: PeerId, item: Say | SwarmError) -> None:
+    def _put(self, peer_id: PeerId, item: SendMessage | SwarmError) -> None:
         outbox = self._outboxes.get(peer_id)
         if outbox is not None:  # else `PeerLost` follows
             outbox.put(item)
@@ -654,14 +654,14 @@ class CoordinatorService:
             if peer_id in names:
                 outbox.drop(NotAllowed(f"peer {peer_id}: its key was revoked"))
             else:
-                self._put(peer_id, Say(peer_id, self._revoked))
+                self._put(peer_id, SendMessage(peer_id, self._revoked))
 
     def renewed(self, name: str, until_unix_s: float) -> None:
         """Send a member's renewed expiry to all peers, so that they keep its calls open."""
         for peer_id in self._outboxes:
-            self._put(peer_id, Say(peer_id, Renewed(name=name, until_unix_s=until_unix_s)))
+            self._put(peer_id, SendMessage(peer_id, Renewed(name=name, until_unix_s=until_unix_s)))
 
-    def send_all_away(self, reason: str) -> None:
+    def dismiss_all_peers(self, reason: str) -> None:
         """Dismiss all peers."""
         for outbox in self._outboxes.values():
             outbox.drop(NotAllowed(reason))
@@ -677,7 +677,7 @@ class CoordinatorService:
         self._joins_of_peer.check(hello.peer_id, now_s, f"peer {hello.peer_id} joins")
         outbox = self._open_outbox(hello.peer_id)
         if self._revoked.names:
-            outbox.put(Say(hello.peer_id, self._revoked))
+            outbox.put(SendMessage(hello.peer_id, self._revoked))
         try:
             grant = await self._grant(hello.peer_id)
             offer = f"layers {hello.layers or 'auto'}", str(grant) or "no limits"
@@ -689,7 +689,7 @@ class CoordinatorService:
         finally:
             if self._outboxes.get(hello.peer_id) is outbox:
                 del self._outboxes[hello.peer_id]
-                self._capacity.gone(hello.peer_id)
+                self._capacity.forget_peer(hello.peer_id)
                 logger.info("peer %s disconnected", self._names.shown(hello.peer_id))
                 self._handle(PeerLost(hello.peer_id))
 
@@ -711,17 +711,17 @@ class CoordinatorService:
                     raise OutOfTurn(f"peer {peer_id}: expected one hello, got a second one")
                 case ClockProbe(sent_us):
                     reply = ClockReply(sent_us, round(1e6 * self._clock.now_s()))
-                    self._put(peer_id, Say(peer_id, reply))
+                    self._put(peer_id, SendMessage(peer_id, reply))
                 case ContributionRequest():
                     self._handle(PeerSaid(peer_id, message))
                     contribution = self._state.contribution_of(peer_id)
-                    self._put(peer_id, Say(peer_id, ContributionReport(given=contribution)))
+                    self._put(peer_id, SendMessage(peer_id, ContributionReport(given=contribution)))
                 case StepTimeline():
                     self._trace(peer_id, message)
                 case Machine():
-                    is_new = self._capacity.heard(peer_id, message)
+                    is_new = self._capacity.on_machine_report(peer_id, message)
                     if self._recorder is not None and is_new:
-                        self._recorder.machine(peer_id, message)
+                        self._recorder.record_machine(peer_id, message)
                 case _:
                     self._handle(PeerSaid(peer_id, message))
 
@@ -931,7 +931,7 @@ class CoordinatorService:
             warnings=self.warnings,
         )
 
-    async def happened(
+    async def events(
         self, request: EventsRequest, caller: Caller | None = None
     ) -> AsyncGenerator[SwarmEvent, None]:
         """Yield events, redacted for this caller; None: all of them."""
@@ -948,9 +948,9 @@ class CoordinatorService:
         ) as pages:
             async for page in pages:
                 yield tuple(
-                    told_to(self._state, caller, event, self._names)
+                    event_message(self._state, caller, event, self._names)
                     for event in page
-                    if request.run_id in (None, event.happened.run_id)
+                    if request.run_id in (None, event.event.run_id)
                 )
 
     async def _events(self, stream: EventsStream) -> None:

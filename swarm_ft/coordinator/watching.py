@@ -23,9 +23,9 @@ from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.members import Roll, contributors
-from swarm_ft.coordinator.plan.learned import left_s_range
+from swarm_ft.coordinator.plan.learned_costs import left_s_range
 from swarm_ft.coordinator.plan.steps import ends_of
-from swarm_ft.coordinator.words import event_in_words, in_words, steered, went_back
+from swarm_ft.coordinator.reason_texts import as_text, event_in_words, steered, went_back
 from swarm_ft.errors import Busy, Unavailable
 from swarm_ft.identity.roles import Caller
 from swarm_ft.ids import BlockIndex, PeerId, RunId, StepNumber
@@ -88,8 +88,8 @@ def words_for(
 ) -> str:
     """Return a reason's text for a caller; None: the operator, who may know all of it."""
     if reason is None or caller is None:
-        return in_words(reason)
-    return in_words(redacted(reason, partial(_may_read_named, state, caller), run_id))
+        return as_text(reason)
+    return as_text(redacted(reason, partial(_may_read_named, state, caller), run_id))
 
 
 def message_to_peer(message: Message, names: MemberNames = NO_NAMES) -> ToPeer:
@@ -108,7 +108,7 @@ def message_to_peer(message: Message, names: MemberNames = NO_NAMES) -> ToPeer:
 
 
 def _words_for_peer(reason: Reason | None, names: MemberNames) -> str:
-    return names.in_text(in_words(reason and redacted(reason, lambda _: False)))
+    return names.in_text(as_text(reason and redacted(reason, lambda _: False)))
 
 
 def status_of(run: Run, names: MemberNames = NO_NAMES) -> RunStatus:
@@ -117,7 +117,7 @@ def status_of(run: Run, names: MemberNames = NO_NAMES) -> RunStatus:
     return RunStatus(
         run_id=run.run_id,
         phase=run.phase,
-        detail=names.in_text(in_words(own)),
+        detail=names.in_text(as_text(own)),
         committed_steps=run.past.all_steps,
         attempt=run.attempt.number,
         spec=run.spec,
@@ -265,14 +265,14 @@ def _tokens_per_s(run: Run) -> float:
     return sum(counted) / seconds if seconds else 0.0
 
 
-def told_to(
+def event_message(
     state: SwarmState,
     caller: Caller | None,
     event: EventRecord,
     names: MemberNames = NO_NAMES,
 ) -> SwarmEvent:
     """Return an event's message for a caller; events of others' runs have no text."""
-    happened = event.happened
+    happened = event.event
     run_id = happened.run_id
     run = state.runs.get(run_id) if run_id is not None else None
     is_shown = caller is None or run_id is None or (run is not None and _may_read(caller, run))
@@ -443,7 +443,7 @@ class Watcher:
         await self._is_dropped.wait()
         raise Unavailable(f"this watcher left {MAX_QUEUED} events unread; watch the run again")
 
-    def tell(self, event: RunEvent) -> None:
+    def send(self, event: RunEvent) -> None:
         """Queue an update, or drop the watcher."""
         if self._queue.full():
             self._is_dropped.set()
@@ -494,10 +494,10 @@ class Watchers:
         """Whether a watcher traces the run."""
         return any(watcher.is_tracing for watcher in self._watchers.get(run_id, ()))
 
-    def tell(self, run_id: RunId, event: RunEvent) -> None:
+    def publish(self, run_id: RunId, event: RunEvent) -> None:
         """Queue an update for all watchers of a run."""
         for watcher in self._watchers.get(run_id, ()):
-            watcher.tell(event)
+            watcher.send(event)
 
     def trace(self, timeline: PeerTimeline) -> None:
         """Queue a timeline for all watchers that trace its run."""

@@ -27,7 +27,7 @@ from swarm_ft.identity.keys import (
     key_at,
     key_pem,
     new_key,
-    parsed_key,
+    parse_key,
     write_private,
 )
 from swarm_ft.identity.records import Signer
@@ -128,7 +128,7 @@ class Authority:
             ) from None
         except ValueError:
             raise BadOption(f"{folder / CERTIFICATE_FILE}: expected a certificate") from None
-        key = parsed_key(pem, folder / KEY_FILE)
+        key = parse_key(pem, folder / KEY_FILE)
         if not is_of(certificate, fingerprint_of(key.public_key())):
             raise BadOption(f"{folder}: key and certificate do not belong together")
         return cls(folder, key, certificate, now)

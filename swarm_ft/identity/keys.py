@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from swarm_ft.errors import BadOption, MalformedMessage
-from swarm_ft.private_files import make_private, open_private, private_folder, replacing
+from swarm_ft.private_files import atomic_write, make_private, open_private, private_folder
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -84,12 +84,12 @@ def key_at(path: Path) -> PrivateKey:
             write_private(path, key_pem(new_key()))
         make_private(path)
         with path.open("rb") as file:
-            return parsed_key(file.read(MAX_KEY_BYTES + 1), path)
+            return parse_key(file.read(MAX_KEY_BYTES + 1), path)
     except OSError as error:
         raise BadOption(f"key file {path}: {error.strerror or error}") from None
 
 
-def parsed_key(pem: bytes, path: Path) -> PrivateKey:
+def parse_key(pem: bytes, path: Path) -> PrivateKey:
     """Return the private key in a file's PEM bytes.
 
     Raises:
@@ -112,5 +112,5 @@ def write_private(path: Path, data: bytes) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    with replacing(path) as partial, open_private(partial, "wb") as file:
+    with atomic_write(path) as partial, open_private(partial, "wb") as file:
         file.write(data)

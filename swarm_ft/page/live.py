@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm_ft.errors import Busy
-from swarm_ft.page.facts import Documents, Facts, Source
+from swarm_ft.page.status_cache import Documents, StatusCache, StatusSource
 from swarm_ft.protocol.messages.events import EventsRequest
 
 MAX_VIEWERS = 32
@@ -36,7 +36,7 @@ class Live:
         documents: Converters to JSON documents.
     """
 
-    def __init__(self, facts: Facts, source: Source, documents: Documents) -> None:
+    def __init__(self, facts: StatusCache, source: StatusSource, documents: Documents) -> None:
         self._facts = facts
         self._source = source
         self._documents = documents
@@ -81,7 +81,7 @@ class Live:
             if since is None or since > frame.next_event:  # the journal may have been replaced
                 since = max(0, frame.next_event - NEWEST_EVENTS)
             if since < frame.next_event:
-                async with aclosing(self._source.happened(EventsRequest(since=since))) as events:
+                async with aclosing(self._source.events(EventsRequest(since=since))) as events:
                     async for event in events:
                         since = event.serial + 1
                         yield message("happened", json.dumps(self._documents.event(event)), since)

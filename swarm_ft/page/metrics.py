@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from swarm_ft.page.facts import Facts, Source
+from swarm_ft.page.status_cache import StatusCache, StatusSource
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
     Contributor,
-    MemberDoing,
+    MemberActivity,
     MemberStatus,
     MemberWork,
     RunPhase,
@@ -42,7 +42,9 @@ class Metrics:
         num_viewers: Returns the number of the page's viewers.
     """
 
-    def __init__(self, facts: Facts, source: Source, num_viewers: Callable[[], int]) -> None:
+    def __init__(
+        self, facts: StatusCache, source: StatusSource, num_viewers: Callable[[], int]
+    ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Swarm(facts, source, num_viewers))
 
@@ -52,7 +54,9 @@ class Metrics:
 
 
 class _Swarm(Collector):
-    def __init__(self, facts: Facts, source: Source, num_viewers: Callable[[], int]) -> None:
+    def __init__(
+        self, facts: StatusCache, source: StatusSource, num_viewers: Callable[[], int]
+    ) -> None:
         self._facts = facts
         self._source = source
         self._num_viewers = num_viewers
@@ -222,7 +226,7 @@ MEMBER_GAUGES: dict[str, tuple[str, Callable[[MemberStatus], Value]]] = {
     ),
     "peer_waits": (
         "Whether all of its stages wait for others.",
-        lambda m: all(w.doing is MemberDoing.WAITING for w in m.works) if m.works else None,
+        lambda m: all(w.doing is MemberActivity.WAITING for w in m.works) if m.works else None,
     ),
 }
 INFO = ("peer", "device", "version", "run", "stage", "layers")

@@ -29,12 +29,17 @@ from swarm_ft.errors import BadInput, BadOption, Busy, NotFound, OutOfTurn, Port
 from swarm_ft.identity.authority import WebCertificate
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
-from swarm_ft.page.door import MAX_CONNECTIONS, MAX_SCRAPES, Complaints, Door
-from swarm_ft.page.facts import Documents, Facts, Source
+from swarm_ft.page.connection_limiter import (
+    MAX_CONNECTIONS,
+    MAX_SCRAPES,
+    ConnectionLimiter,
+    RequestLog,
+)
 from swarm_ft.page.guard import HEADER, Guard, is_own_name
 from swarm_ft.page.live import Live
 from swarm_ft.page.metrics import Metrics
-from swarm_ft.private_files import open_private, replacing
+from swarm_ft.page.status_cache import Documents, StatusCache, StatusSource
+from swarm_ft.private_files import atomic_write, open_private
 from swarm_ft.protocol.spec.bounds import is_endpoint, is_loopback
 from swarm_ft.transport.admission import address_of
 
@@ -54,7 +59,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HttpPlaces:
+class HttpOptions:
     """Addresses to listen at, `host` and port each; port 0: any free one.
 
     Attributes:
@@ -70,7 +75,7 @@ class HttpPlaces:
     address_file: Path | None = None
 
     @property
-    def asked(self) -> tuple[tuple[str, int], ...]:
+    def required(self) -> tuple[tuple[str, int], ...]:
         """Addresses that the user chose, without a substitute."""
         page = (self.page, self.page_port or 0) if self.page is not None else None
         return tuple(place for place in (page, self.metrics) if place is not None)
@@ -94,7 +99,7 @@ class HttpPlaces:
             )
 
 
-def http_places(page: str | None, metrics: str | None, *, has_page: bool = True) -> HttpPlaces:
+def http_places(page: str | None, metrics: str | None, *, has_page: bool = True) -> HttpOptions:
     """Return the addresses of `--page` and `--metrics`, `HOST:PORT` each.
 
     Raises:
@@ -102,11 +107,11 @@ def http_places(page: str | None, metrics: str | None, *, has_page: bool = True)
     """
     listens = _place("--metrics", metrics) if metrics else None
     if not has_page:
-        return HttpPlaces(page=None, metrics=listens)
+        return HttpOptions(page=None, metrics=listens)
     if page is None:
-        return HttpPlaces(metrics=listens)
+        return HttpOptions(metrics=listens)
     host, port = _place("--page", page)
-    return HttpPlaces(page=host, page_port=port, metrics=listens)
+    return HttpOptions(page=host, page_port=port, metrics=listens)
 
 
 def _place(option: str, text: str) -> tuple[str, int]:
@@ -117,7 +122,7 @@ def _place(option: str, text: str) -> tuple[str, int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Watched:
+class HttpAddresses:
     """Addresses of the servers.
 
     Attributes:
@@ -132,13 +137,13 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(
-    source: Source,
+async def serve_http(
+    source: StatusSource,
     clock: Clock,
     documents: Documents,
-    places: HttpPlaces,
+    places: HttpOptions,
     certificate: WebCertificate | None = None,
-) -> AsyncIterator[Watched]:
+) -> AsyncIterator[HttpAddresses]:
     """Serve the page and the metrics as long as the context lasts.
 
     Args:
@@ -153,13 +158,13 @@ async def watched(
         BadOption: This machine has no such address, or the page needs a certificate.
     """
     places.check(has_keys=certificate is not None)
-    facts = Facts(source, clock)
+    facts = StatusCache(source, clock)
     live = Live(facts, source, documents)
     metrics = Metrics(facts, source, lambda: live.num_viewers)
-    complaints = Complaints()
+    complaints = RequestLog()
     own_names = {*LOOPBACK, *(certificate.names if certificate else ())}
     async with AsyncExitStack() as stack:
-        found = Watched()
+        found = HttpAddresses()
         if places.page is not None:
             shown = certificate if places.is_far else None
             page = _Page(source, clock, documents, live, places, complaints, shown)
@@ -173,7 +178,7 @@ async def watched(
         yield found
 
 
-def _page_socket(places: HttpPlaces) -> socket.socket:
+def _page_socket(places: HttpOptions) -> socket.socket:
     host = places.page or ""
     if places.page_port is not None:
         return _socket("--page", host, places.page_port)
@@ -211,9 +216,9 @@ async def _open_to_all(
     own: socket.socket,
     routes: Iterable[web.RouteDef],
     names: Collection[str],
-    complaints: Complaints,
+    complaints: RequestLog,
 ) -> None:
-    door = Door(MAX_SCRAPES, complaints)
+    door = ConnectionLimiter(MAX_SCRAPES, complaints)
 
     def lets_in(request: web.Request) -> str:
         if not is_own_name(request.headers.get("Host", ""), names):
@@ -230,7 +235,7 @@ async def _open_to_all(
 
 
 def _guarded(
-    app: web.Application, lets_in: Callable[[web.Request], str], complaints: Complaints
+    app: web.Application, lets_in: Callable[[web.Request], str], complaints: RequestLog
 ) -> web.Application:
     """Turn errors into answers; log at most a line a second for bad requests and bugs."""
 
@@ -259,7 +264,7 @@ def _guarded(
     return app
 
 
-def _unreadable(request: web.Request, error: Exception, complaints: Complaints) -> web.Response:
+def _unreadable(request: web.Request, error: Exception, complaints: RequestLog) -> web.Response:
     """Answer 400 to a request with an unreadable value, and 500 to a bug of ours."""
     status = 400 if isinstance(error, ValueError | LookupError) else 500
     address = address_of(request.remote or "")
@@ -272,7 +277,7 @@ def _plain(text: str, status: int = 200) -> web.Response:
     return web.Response(text=text + "\n", status=status)
 
 
-def _health(source: Source, facts: Facts, metrics: Metrics) -> Iterable[web.RouteDef]:
+def _health(source: StatusSource, facts: StatusCache, metrics: Metrics) -> Iterable[web.RouteDef]:
     async def healthz(_request: web.Request) -> web.Response:
         return _plain("ok")
 
@@ -322,12 +327,12 @@ class _Page:
 
     def __init__(  # noqa: PLR0913 - all parts of a page
         self,
-        source: Source,
+        source: StatusSource,
         clock: Clock,
         documents: Documents,
         live: Live,
-        places: HttpPlaces,
-        complaints: Complaints,
+        places: HttpOptions,
+        complaints: RequestLog,
         certificate: WebCertificate | None,
     ) -> None:
         self._source = source
@@ -338,7 +343,9 @@ class _Page:
         self._address_file = places.address_file
         self._certificate = certificate
         self._complaints = complaints
-        self._door = Door(MAX_CONNECTIONS, complaints, _tls(certificate) if certificate else None)
+        self._door = ConnectionLimiter(
+            MAX_CONNECTIONS, complaints, _tls(certificate) if certificate else None
+        )
         host, port = own.getsockname()[:2]
         names = [*(certificate.names if certificate else (host,)), *LOOPBACK]
         hosts = {f"{_bracketed(name).lower()}:{port}" for name in names}
@@ -360,7 +367,7 @@ class _Page:
         """Fingerprint of the certificate; empty without one."""
         return self._certificate.fingerprint if self._certificate else ""
 
-    async def answer(self, stack: AsyncExitStack, others: Iterable[web.RouteDef]) -> Watched:
+    async def answer(self, stack: AsyncExitStack, others: Iterable[web.RouteDef]) -> HttpAddresses:
         """Serve the page and the routes in `others`, until the stack is closed."""
         app = web.Application(client_max_size=MAX_COMMAND_BYTES)
         app = _guarded(app, self.lets_in, self._complaints)
@@ -369,7 +376,7 @@ class _Page:
         await self._door.open(stack, app, self._own)
         stack.callback(self._forget_address)
         self._write_address()
-        return Watched(address=self.address, fingerprint=self.fingerprint)
+        return HttpAddresses(address=self.address, fingerprint=self.fingerprint)
 
     def routes(self) -> Iterable[web.RouteDef]:
         """Routes of the page."""
@@ -424,7 +431,7 @@ class _Page:
         if self._address_file is None:
             return
         try:
-            with replacing(self._address_file) as partial, open_private(partial, "wb") as file:
+            with atomic_write(self._address_file) as partial, open_private(partial, "wb") as file:
                 file.write(f"{self.address}\n".encode())
         except OSError as error:
             self._complaints.log(f"its address cannot be written: {error.strerror}")

@@ -13,15 +13,15 @@ from swarm_ft.errors import BadCodec, MalformedMessage, OutOfTurn
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.boundary.end import Boundary
+from swarm_ft.peer.buffer_storage import AttemptBuffers
 from swarm_ft.peer.context import PeerContext, run_in
-from swarm_ft.peer.kept_buffers import AttemptBuffers
 from swarm_ft.peer.links import LinkChannel
-from swarm_ft.peer.reduce.all_reduce import GradientReducer, Group, groups_of, synchronise
+from swarm_ft.peer.reduce.all_reduce import GradientReducer, ReduceGroup, reduce_groups, synchronise
 from swarm_ft.peer.reduce.gradient_coder import Residuals
-from swarm_ft.peer.state.learner import CatchingUp
+from swarm_ft.peer.state.learner import CatchUpTransfer
 from swarm_ft.peer.state.stage_state import StageState, compile_codecs
 from swarm_ft.peer.step import StageStep, StepProgress, StepRoutes
-from swarm_ft.protocol.machines.pipeline import least_held, most_held
+from swarm_ft.protocol.machines.pipeline import max_microbatches, min_microbatches
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES
 from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame, FrameKey
 from swarm_ft.protocol.messages.control import (
@@ -116,7 +116,7 @@ class Connections:
         for reducer in self._reducers:
             group.create_task(reducer.run())
 
-    async def connected(self) -> None:
+    async def wait_connected(self) -> None:
         """Wait until all peers are connected."""
         for boundary in self.boundaries:
             await boundary.is_connected.wait()
@@ -137,10 +137,10 @@ class Connections:
         unanswered = (b.peer_id for b in self.boundaries if not b.is_answered)
         return tuple(summing or unanswered)
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until neighbours have acknowledged everything that was sent in this step."""
         for boundary in self.boundaries:
-            await boundary.settled()
+            await boundary.wait_settled()
 
     def sent(self) -> Iterator[tuple[FrameKey, Tensor | Frame]]:
         """Yield what boundaries sent, or queued to send, in this step."""
@@ -169,8 +169,8 @@ class Connections:
             pool=self._context.codecs,
         )
 
-    def _make_group(self) -> Group | None:
-        groups = groups_of(self._assign.spec.sharing(self.pipeline))
+    def _make_group(self) -> ReduceGroup | None:
+        groups = reduce_groups(self._assign.spec.sharing(self.pipeline))
         return next((one for one in groups if self._context.peer_id in one.members), None)
 
     def _make_sharer(self) -> GradientReducer | None:
@@ -180,7 +180,7 @@ class Connections:
         return GradientReducer(
             self._reduce_hello(Scope.STAGES, spec.model.layers, spec.shared_values),
             self.group.members,
-            self._channels(self.group.heard_by(self._context.peer_id)),
+            self._channels(self.group.channel_peers(self._context.peer_id)),
             codec=parse_dp_spec("none"),
             residuals=Residuals(),
             pool=self._context.codecs,
@@ -212,7 +212,7 @@ class Connections:
             window_frames=WINDOW_FRAMES,
         )
         own = self.pipeline[self.index].layers
-        keeps_input = index < self.index and assign.spec.keeps_input(own)
+        keeps_input = index < self.index and assign.spec.caches_input(own)
         coder = FrameCoder(
             assign.spec,
             run_id=assign.run_id,
@@ -220,7 +220,7 @@ class Connections:
             store=self._state.store,
             bases=self._state.bases,
             keeps_input=keeps_input,
-            device=context.codes_on,
+            device=context.codec_device,
         )
         if keeps_input:
             self.constants = coder
@@ -233,7 +233,7 @@ class Connections:
                 pool=context.codecs,
                 deliver=self._deliver,
                 timeline=context.timeline,
-                taken=self._taken,
+                on_consumed=self._taken,
             )
             for peer in self.pipeline[index].peers
         }
@@ -259,7 +259,7 @@ class StageAttempt:
         context: PeerContext,
         assign: Assign,
         state: StageState,
-        catching_up: CatchingUp | None = None,
+        catching_up: CatchUpTransfer | None = None,
     ) -> None:
         """Create the attempt; `run` connects and computes.
 
@@ -338,7 +338,7 @@ class StageAttempt:
         _spec_in(plan, self.assign.spec)
         if self._plans.full():
             raise OutOfTurn(f"step {plan.step} was planned while another one waits")
-        self._timeline.planned(plan)
+        self._timeline.on_plan(plan)
         self._plans.put_nowait(plan)
 
     async def run(self) -> None:
@@ -351,7 +351,7 @@ class StageAttempt:
             await self._run()
         finally:
             self._save_progress()
-            self._timeline.tell()
+            self._timeline.send_spans()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -361,15 +361,15 @@ class StageAttempt:
             group.create_task(self._work())
 
     async def _work(self) -> None:
-        await self.connections.connected()
-        self._context.say(self._stage_ready())
+        await self.connections.wait_connected()
+        self._context.send_to_coordinator(self._stage_ready())
         while True:
             plan = self._plan = await self._plans.get()
             self._step = None
             is_listener = self._context.peer_id in plan.listeners
             ready = await (self._listen(plan) if is_listener else self._run_step(plan))
-            self._timeline.ready()
-            self._context.say(ready)
+            self._timeline.on_ready()
+            self._context.send_to_coordinator(ready)
 
     async def _listen(self, plan: PlanStep) -> StepReady:
         """Receive the sum of a step that the other replicas compute."""
@@ -383,7 +383,7 @@ class StageAttempt:
         began_s = self._timeline.now_s()
         total = await self.connections.reducer.listen(plan.step, set(plan.listeners))
         self._timeline.add(SpanKind.REDUCE, began_s)
-        self._catching_up.summed(plan.attempt, plan.step, total)
+        self._catching_up.store_sum(plan.attempt, plan.step, total)
         return StepReady(
             run_id=plan.run_id,
             attempt=plan.attempt,
@@ -429,7 +429,7 @@ class StageAttempt:
         gradients = await self._reduce(plan, progress) + await self._sync_shared(plan)
         await self._settled()
         norm = await self._run_on_gradient(self._engine.squared_grad_norm)
-        self._state.summed_in = plan.attempt
+        self._state.gradient_attempt = plan.attempt
         failpoints.reached("before-ready")
         return StepReady(
             run_id=plan.run_id,
@@ -505,7 +505,7 @@ class StageAttempt:
         """Return the run with the step's codecs, after compiling their kernels."""
         spec = _spec_in(plan, self.assign.spec)
         if spec != self._spec:
-            await run_in(self._context.codecs, compile_codecs, spec, self._context.codes_on)
+            await run_in(self._context.codecs, compile_codecs, spec, self._context.codec_device)
             self._spec = spec
         return spec
 
@@ -522,10 +522,10 @@ class StageAttempt:
             batches={batch.index: batch for batch in batches},
             upstream=self._routed(coming, self._index - 1, self.connections.upstream),
             downstream=self._routed(batches, self._index + 1, self.connections.downstream),
-            kept=self.connections.constants,
+            constants=self.connections.constants,
             held_out=frozenset(batch.index for batch in plan.evaluation),
             shadowed=_is_shadowed(plan, self.assign.spec.train),
-            learned=task_of(self.assign.spec.train),
+            task=task_of(self.assign.spec.train),
         )
         engine, max_held = self._engine, self._max_microbatches()
         return StageStep(
@@ -539,10 +539,10 @@ class StageAttempt:
 
     def _max_microbatches(self) -> int:
         """Return how many microbatches fit into memory; the engine has measured one by then."""
-        least = least_held(len(self._computing), self._index)
-        if self._state.holds_least:
+        least = min_microbatches(len(self._computing), self._index)
+        if self._state.limits_microbatches:
             return least
-        return most_held(
+        return max_microbatches(
             least,
             room_bytes=self._context.room_bytes(self._engine.state_bytes),
             microbatch_bytes=self._engine.microbatch_bytes,
@@ -596,7 +596,7 @@ class StageAttempt:
     async def _settled(self) -> None:
         """Wait until neighbours have acknowledged all that was sent."""
         began_s = self._timeline.now_s()
-        await self.connections.settled()
+        await self.connections.wait_settled()
         self._timeline.add(SpanKind.WAIT_ACKS, began_s)
 
     async def _run_on_gradient(
@@ -608,11 +608,11 @@ class StageAttempt:
 
     def _deliver(self, key: FrameKey, value: Tensor) -> None:
         if self._step is not None:
-            self._step.arrived(key, value)
+            self._step.on_arrival(key, value)
 
     def _on_consumed(self, key: FrameKey) -> None:
         if self._step is not None:
-            self._step.taken(key)
+            self._step.on_consumed(key)
 
 
 def _is_shadowed(plan: PlanStep, train: TrainSpec) -> bool:
@@ -640,7 +640,7 @@ def _check_routes(plan: PlanStep, pipeline: Sequence[Stage], spec: RunSpec) -> N
     Raises:
         MalformedMessage: A microbatch has another route or entry.
     """
-    cached = spec.entry_of(stage.layers for stage in pipeline)
+    cached = spec.first_uncached_stage(stage.layers for stage in pipeline)
     for batch in (*plan.microbatches, *plan.evaluation):
         if batch.entry not in (0, cached):
             raise MalformedMessage(

@@ -36,13 +36,13 @@ async def measure_link(channel: Channel, machine: Machine, rng: Random) -> Machi
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            return await measured_link(channel, machine, rng)
+            return await measure_link_or_raise(channel, machine, rng)
     except (SwarmError, TimeoutError) as error:
         logger.info("link: not measured: %s", error or f"more than {TIMEOUT_S:g} s")
         return machine
 
 
-async def measured_link(
+async def measure_link_or_raise(
     channel: Channel, machine: Machine, rng: Random, *, enough_s: float = ENOUGH_S
 ) -> Machine:
     """Return the machine with its measured link.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from swarm_ft.clock import Clock
 from swarm_ft.ids import RunId
-from swarm_ft.peer.turns import Turns
+from swarm_ft.peer.fair_queue import FairQueue
 from swarm_ft.protocol.spec.priority import Claim
 
 R = TypeVar("R")
@@ -41,22 +41,22 @@ class Compute:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "compute")
-        self._turns: Turns[_Task] = Turns()
+        self._turns: FairQueue[_Task] = FairQueue()
         self._is_busy = False
         self._waited_s: dict[RunId, float] = {}
         self._waiting: dict[RunId, list[_Task]] = {}
 
-    def seat(self, run_id: RunId) -> Seat:
+    def handle_for(self, run_id: RunId) -> ComputeHandle:
         """Return a run's handle to the compute thread."""
-        return Seat(self, run_id)
+        return ComputeHandle(self, run_id)
 
     def close(self) -> None:
         """Wait until the task under way ends; tasks in the queue are cancelled. Blocks."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def weigh(self, run_id: RunId, priority: int, claim: Claim) -> None:
+    def set_weight(self, run_id: RunId, priority: int, claim: Claim) -> None:
         """Set a run's priority among the runs of its claim, see `Turns.weigh`."""
-        self._turns.weigh(run_id, priority, claim)
+        self._turns.set_weight(run_id, priority, claim)
 
     def forget(self, run_id: RunId) -> None:
         """Remove a run, and cancel its tasks that wait."""
@@ -101,7 +101,7 @@ class Compute:
 
     def _ended(self, run_id: RunId, task: _Task, began_s: float, job: asyncio.Future[Any]) -> None:
         self._is_busy = False
-        self._turns.took(run_id, self._clock.now_s() - began_s)
+        self._turns.add_usage(run_id, self._clock.now_s() - began_s)
         if job.cancelled():
             task.result.cancel()
         elif (error := job.exception()) is not None:
@@ -113,20 +113,20 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ComputeHandle:
     """A run's handle to the compute thread.
 
     Attributes:
-        fills: Whether its tasks are background work, which nobody waits for yet.
+        is_background: Whether its tasks are background work, which nobody waits for yet.
     """
 
     compute: Compute
     run_id: RunId
-    fills: bool = False
+    is_background: bool = False
 
     async def run(self, work: Callable[[], R]) -> R:
         """Run `work` in the compute thread and return its result; see `Compute.run`."""
-        return await self.compute.run(self.run_id, work, fills=self.fills)
+        return await self.compute.run(self.run_id, work, fills=self.is_background)
 
     @property
     def waited_s(self) -> float:
@@ -134,6 +134,6 @@ class Seat:
         return self.compute.waited_s(self.run_id)
 
     @property
-    def filling(self) -> Seat:
+    def background(self) -> ComputeHandle:
         """Handle of the same run for background work."""
-        return Seat(self.compute, self.run_id, fills=True)
+        return ComputeHandle(self.compute, self.run_id, is_background=True)

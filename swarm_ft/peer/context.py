@@ -16,7 +16,7 @@ from swarm_ft.codec.base import CPU
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import OutOfMemory
 from swarm_ft.ids import PeerId
-from swarm_ft.peer.compute import Seat
+from swarm_ft.peer.compute import ComputeHandle
 from swarm_ft.peer.links import Links
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import FromPeer
@@ -27,7 +27,7 @@ from swarm_ft.transport.base import Transport
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Pool: TypeAlias = Executor | Seat
+Pool: TypeAlias = Executor | ComputeHandle
 
 
 async def run_in(pool: Pool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -38,7 +38,7 @@ async def run_in(pool: Pool, function: Callable[P, R], *args: P.args, **kwargs: 
     """
     work = partial(function, *args, **kwargs)
     try:
-        if isinstance(pool, Seat):
+        if isinstance(pool, ComputeHandle):
             return await pool.run(work)
         return await asyncio.get_running_loop().run_in_executor(pool, work)
     except torch.cuda.OutOfMemoryError as error:
@@ -49,7 +49,7 @@ async def run_in(pool: Pool, function: Callable[P, R], *args: P.args, **kwargs: 
         ) from error
 
 
-async def to_its_end(task: asyncio.Task[R]) -> R:
+async def run_uncancellable(task: asyncio.Task[R]) -> R:
     """Return the task's result; a cancelled caller still waits until the task ends."""
     try:
         return await asyncio.shield(task)
@@ -74,13 +74,13 @@ class PeerContext:
         links: Links to other peers; they outlive attempts and runs.
         compute: Pool of the one thread in which this run's engine, and those of other runs, live.
         codecs: Threads that encode and decode.
-        say: Sends a message to the coordinator.
+        send_to_coordinator: Sends a message to the coordinator.
         timeline: Recorder of spans.
         memory_bytes: Bytes that this peer lends to stages and their microbatches.
-        beside_bytes: Returns the bytes that are reserved for stages of other runs.
-        room_made: Waits until other runs hold no more than that; they first finish what they began.
+        reserved_bytes: Returns the bytes that are reserved for stages of other runs.
+        wait_for_room: Waits until other runs hold no more; they first finish what they began.
         offers: Shards that other members may fetch here. Each entry is removed by its owner.
-        codes_on: Device of the codec threads.
+        codec_device: Device of the codec threads.
     """
 
     peer_id: PeerId
@@ -90,24 +90,24 @@ class PeerContext:
     links: Links
     compute: Pool
     codecs: Executor
-    say: Callable[[FromPeer], None]
+    send_to_coordinator: Callable[[FromPeer], None]
     timeline: Timeline
     memory_bytes: int
-    beside_bytes: Callable[[], int] = lambda: 0
-    room_made: Callable[[], Awaitable[None]] = _no_wait
+    reserved_bytes: Callable[[], int] = lambda: 0
+    wait_for_room: Callable[[], Awaitable[None]] = _no_wait
     offers: dict[ShardName, OfferedShard] = field(default_factory=dict)
-    codes_on: torch.device = CPU
+    codec_device: torch.device = CPU
 
     @property
-    def filling(self) -> Pool:
+    def background(self) -> Pool:
         """Pool for background work, which nobody waits for yet."""
-        return self.compute.filling if isinstance(self.compute, Seat) else self.compute
+        return self.compute.background if isinstance(self.compute, ComputeHandle) else self.compute
 
     @property
     def waited_s(self) -> float:
         """Seconds that this run's tasks have waited for tasks of other runs."""
-        return self.compute.waited_s if isinstance(self.compute, Seat) else 0.0
+        return self.compute.waited_s if isinstance(self.compute, ComputeHandle) else 0.0
 
     def room_bytes(self, state_bytes: int) -> int:
         """Return the bytes left for microbatches, beside the stage's own state and other runs."""
-        return self.memory_bytes - self.beside_bytes() - state_bytes
+        return self.memory_bytes - self.reserved_bytes() - state_bytes

@@ -41,9 +41,9 @@ class CoordinatorLink:
         rng: Source of the waits between tries.
         hello: Returns the first message of each connection.
         alive: Returns the heartbeats.
-        obey: Handles a message; one message after the other.
-        obey_at_once: Handles a message that need not wait for earlier ones; returns whether it did.
-        beside: Runs beside each connection, with its channel.
+        handle: Handles a message; one message after the other.
+        handle_immediately: Handles a message out of turn; returns whether it did.
+        while_connected: Runs beside each connection, with its channel.
     """
 
     def __init__(  # noqa: PLR0913 - a conversation's parts
@@ -54,17 +54,17 @@ class CoordinatorLink:
         rng: Random,
         hello: Callable[[], PeerHello],
         alive: Callable[[], Iterable[PeerAlive]],
-        obey: Callable[[ToPeer], Awaitable[None]],
-        obey_at_once: Callable[[ToPeer], bool] = lambda _: False,
-        beside: Callable[[Channel], Awaitable[None]],
+        handle: Callable[[ToPeer], Awaitable[None]],
+        handle_immediately: Callable[[ToPeer], bool] = lambda _: False,
+        while_connected: Callable[[Channel], Awaitable[None]],
     ) -> None:
         self._directory = directory
         self._transport = transport
         self._hello = hello
         self._alive = alive
-        self._handle = obey
-        self._handle_immediately = obey_at_once
-        self._beside = beside
+        self._handle = handle
+        self._handle_immediately = handle_immediately
+        self._beside = while_connected
         self._backoff = Backoff(rng, min_s=MIN_RECONNECT_S, max_s=MAX_RECONNECT_S)
         # The outbox is bounded in practice: after a few messages a step the peer waits for the
         # coordinator.
@@ -73,17 +73,17 @@ class CoordinatorLink:
         # The last error that was logged. The same error is logged again after a success.
         self._last_error = ""
 
-    def say(self, message: FromPeer) -> None:
+    def send(self, message: FromPeer) -> None:
         """Queue a message; it is dropped if the connection breaks before it is sent."""
         self._outbox.put_nowait(message)
 
-    async def say_goodbye(self) -> None:
+    async def send_goodbye(self) -> None:
         """Notify the coordinator that this peer leaves, and wait up to `GOODBYE_S` for the end.
 
         Closing the connection at once could discard the message on its way.
         """
         self._is_ended.clear()
-        self.say(PeerGoodbye())
+        self.send(PeerGoodbye())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_ended.wait(), GOODBYE_S)
 
@@ -130,7 +130,7 @@ class CoordinatorLink:
         while True:
             await asyncio.sleep(ALIVE_EVERY_S)
             for alive in self._alive():
-                self.say(alive)
+                self.send(alive)
 
     async def _write(self, stream: ControlStream) -> None:
         while True:

@@ -10,7 +10,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Doing:
+class RunWork:
     """Work for a run of which this peer hosts a stage.
 
     Attributes:
@@ -39,7 +39,7 @@ class _Work:
     """
 
     assign: Assign
-    doing: Doing
+    doing: RunWork
     open: tuple[PlanStep, int] | None = None
 
 
@@ -54,10 +54,10 @@ class CurrentWork:
         self._own = own
         self._works: dict[RunId, _Work] = {}
 
-    def assigned(self, assign: Assign) -> None:
+    def on_assign(self, assign: Assign) -> None:
         """Register that this peer hosts a stage of the run."""
         before, layers = self._works.get(assign.run_id), assign.layers_of(self._own)
-        doing = Doing(
+        doing = RunWork(
             run_id=assign.run_id,
             layers=layers,
             step=assign.committed_steps,
@@ -68,11 +68,11 @@ class CurrentWork:
         self._works[assign.run_id] = _Work(assign, doing)
 
     @property
-    def doing(self) -> tuple[Doing, ...]:
+    def runs(self) -> tuple[RunWork, ...]:
         """Work for each run; empty while this peer hosts no stage."""
         return tuple(work.doing for work in self._works.values())
 
-    def planned(self, plan: PlanStep) -> None:
+    def on_plan(self, plan: PlanStep) -> None:
         """Register a planned step, possibly for the second time."""
         work = self._works.get(plan.run_id)
         if work is None or plan.attempt != work.assign.attempt:
@@ -87,13 +87,13 @@ class CurrentWork:
             work.open = plan, samples
             work.doing = replace(work.doing, samples=samples, batch=batch)
 
-    def committed(self, commit: CommitStep) -> None:
+    def on_commit(self, commit: CommitStep) -> None:
         """Register a committed step; a repeated commit has no effect."""
         work = self._works.get(commit.run_id)
         if work is not None and work.open is not None and work.open[0].step == commit.step:
             work.open = None
             work.doing = replace(work.doing, step=commit.step + 1)
 
-    def released(self, run_id: RunId) -> None:
+    def on_release(self, run_id: RunId) -> None:
         """Register that this peer hosts nothing of the run any more."""
         self._works.pop(run_id, None)

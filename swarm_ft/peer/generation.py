@@ -42,7 +42,7 @@ MAX_TEXT_S = 3600.0
 TextStream = MessageStream[FromStage, ToStage]
 
 
-class Texts:
+class GenerationSessions:
     """The texts at one trained stage; see the module.
 
     Args:
@@ -142,7 +142,7 @@ class Texts:
         return TextActivation(values=output.numpy().astype("<f4").tobytes())
 
 
-async def first_of(stream: TextStream) -> BeginText:
+async def receive_begin(stream: TextStream) -> BeginText:
     """Receive the first message of a call.
 
     Raises:

@@ -17,8 +17,8 @@ from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.failures import failure_of, stage_failed
-from swarm_ft.peer.generation import Texts
-from swarm_ft.peer.keeping import KeptShards
+from swarm_ft.peer.generation import GenerationSessions
+from swarm_ft.peer.snapshot_keeper import SnapshotKeeper
 from swarm_ft.peer.state.exchange import StateExchange
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
@@ -68,7 +68,7 @@ class StageHost:
         state: StageState,
         shard_dir: Path,
         snapshots: SnapshotStore | None = None,
-        kept: KeptShards | None = None,
+        kept: SnapshotKeeper | None = None,
     ) -> None:
         self.run_id = run_id
         self._context = context
@@ -79,7 +79,7 @@ class StageHost:
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
         self._result: ShardName | None = None
-        self._texts: Texts | None = None
+        self._texts: GenerationSessions | None = None
         self._clients: frozenset[str] = frozenset()
         self._layers: LayerRange | None = None
 
@@ -88,7 +88,7 @@ class StageHost:
         """Whether a trained stage waits here for its client."""
         return self._result is not None
 
-    def texts_at(self, name: ShardName) -> Texts | None:
+    def generation_sessions(self, name: ShardName) -> GenerationSessions | None:
         """Return the texts at the trained stage of this name; None if it is not here."""
         return self._texts if name == self._result else None
 
@@ -111,20 +111,20 @@ class StageHost:
         """Bytes of the stage without microbatches; an estimate before the stage is loaded."""
         if self._state.is_loaded:
             return self._state.engine.state_bytes
-        return int(self._spec.held_bytes(self._layers)) if self._layers is not None else 0
+        return int(self._spec.memory_bytes(self._layers)) if self._layers is not None else 0
 
-    async def is_light(self) -> None:
+    async def wait_light(self) -> None:
         """Wait until no microbatch of the step under way holds memory."""
         if self._attempt is not None:
             await self._attempt.is_light.wait()
 
     @property
-    def held(self) -> HeldStage | None:
+    def reported_state(self) -> HeldStage | None:
         """State to report in a hello; None before the stage is complete."""
         if self._exchange.is_behind:
             return None
         offered = self._context.offers[self._result] if self._result is not None else None
-        return self._state.held(offered.chunks.file if offered else None)
+        return self._state.reported_state(offered.chunks.file if offered else None)
 
     # ---- messages of the coordinator
 
@@ -135,9 +135,9 @@ class StageHost:
         self._clients = assign.spec.train.readers | {assign.owner}
         self._task = asyncio.create_task(self._work(assign))
 
-    def take(self, take: CatchUp) -> None:
+    def start_catch_up(self, take: CatchUp) -> None:
         """Start to fetch the state that this assignment waits for."""
-        self._exchange.take(take)
+        self._exchange.start_catch_up(take)
 
     def plan(self, plan: PlanStep) -> None:
         """Run a step of the present attempt; a plan of an older attempt is ignored."""
@@ -152,14 +152,14 @@ class StageHost:
         Raises:
             OutOfTurn: The step is not the next one, or its gradients are not here.
         """
-        self._context.timeline.commit_heard()
+        self._context.timeline.on_commit()
         before = self._state.committed_steps
         transfer = self._exchange.catching_up
-        if transfer is not None and transfer.expects(commit):
+        if transfer is not None and transfer.awaits_commit(commit):
             await transfer.commit(commit)
         else:
             await self._state.commit(commit)
-        self._context.timeline.tell()
+        self._context.timeline.send_spans()
         if self._state.committed_steps > before:
             self._log_progress()
 
@@ -191,9 +191,13 @@ class StageHost:
         offered = await asyncio.to_thread(offer, path, name, clients=self._clients, files=files)
         self._context.offers[name] = offered
         self._result = name
-        self._texts = Texts(self._context, self._state.engine, self._spec.model.hidden_size)
+        self._texts = GenerationSessions(
+            self._context, self._state.engine, self._spec.model.hidden_size
+        )
         logger.info("run %s: trained; the result waits for its client", self.run_id)
-        self._context.say(StageExported(run_id=self.run_id, file=offered.chunks.file))
+        self._context.send_to_coordinator(
+            StageExported(run_id=self.run_id, file=offered.chunks.file)
+        )
 
     async def release(self) -> None:
         """Release the stage and delete all its files."""
@@ -215,7 +219,7 @@ class StageHost:
         """End the present attempt and flush buffers to disk."""
         await self.stop()
         await self._exchange.close()
-        await self._state.at_rest()  # a commit under way runs to its end, and needs its threads
+        await self._state.wait_idle()  # a commit under way runs to its end, and needs its threads
         await asyncio.to_thread(self._state.store.close)
 
     async def stop(self) -> None:
@@ -235,7 +239,7 @@ class StageHost:
             await self._attempt.run()
         except* SwarmError as group:
             error = first_error(group) or InternalError(str(group))
-            self._state.holds_least |= isinstance(error, OutOfMemory)
+            self._state.limits_microbatches |= isinstance(error, OutOfMemory)
             self._fail(assign, error)
         except* Exception as group:  # noqa: BLE001 - it is reported, and logged if it is a bug
             self._fail(assign, failure_of(group, self.run_id))
@@ -244,19 +248,19 @@ class StageHost:
 
     async def _prepare(self, assign: Assign) -> None:
         """Bring the stage to the last commit, or begin to catch up; offer the state to learners."""
-        await self._state.at_rest()
+        await self._state.wait_idle()
         layers = assign.layers_of(self._context.peer_id)
-        self._exchange.follow(assign, layers)
+        self._exchange.apply_assignment(assign, layers)
         if self._exchange.catching_up is not None:
             self._drop_result()
             if assign.spec.shared_values:
                 await self._exchange.catching_up.run()
             return
         if self._exchange.is_outdated(assign, layers):
-            await self._context.room_made()
+            await self._context.wait_for_room()
             await self._state.load(layers, is_beginning=not assign.committed_steps)
             self._drop_result()
-            await self._exchange.take_up(assign, layers)
+            await self._exchange.restore_snapshot(assign, layers)
         if self._state.committed_steps != assign.committed_steps:
             raise OutOfTurn(
                 f"run {self.run_id}: expected {assign.committed_steps} committed steps here, got "
@@ -267,4 +271,4 @@ class StageHost:
     def _fail(self, assign: Assign, error: SwarmError) -> None:
         detail = f" ({error.private})" if error.private else ""
         logger.error("run %s: %s%s", self.run_id, error.message, detail)
-        self._context.say(stage_failed(assign.run_id, assign.attempt, error))
+        self._context.send_to_coordinator(stage_failed(assign.run_id, assign.attempt, error))

@@ -121,7 +121,7 @@ class ChannelEnd(Protocol[Hello, Message]):
         """Hello of this end, as of now."""
         ...
 
-    def connected(self, hello: Hello) -> None:
+    def on_connected(self, hello: Hello) -> None:
         """Connect to the other end, which receives messages from now on.
 
         Raises:
@@ -130,7 +130,7 @@ class ChannelEnd(Protocol[Hello, Message]):
         """
         ...
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         """Disconnect: the other end is gone, or has left this attempt; messages may be lost."""
         ...
 
@@ -147,7 +147,7 @@ class ChannelEnd(Protocol[Hello, Message]):
         ...
 
 
-End = ChannelEnd[Any, Any]
+AnyChannelEnd = ChannelEnd[Any, Any]
 """A channel end of any kind of channel; the kind determines the types of its messages."""
 
 
@@ -171,7 +171,7 @@ class LinkChannel:
         """Whether messages pass a relay at present."""
         return self._links.is_relayed(self.peer_id)
 
-    async def attend(self, end: End) -> None:
+    async def keep_connected(self, end: AnyChannelEnd) -> None:
         """Keep `end` connected until cancelled.
 
         Raises:
@@ -181,14 +181,14 @@ class LinkChannel:
         """
         self._link = self._links.link_to(self.peer_id, end.hello.run_id)
         try:
-            await self._link.attend(end, self._endpoint)
+            await self._link.keep_connected(end, self._endpoint)
         finally:
             self._link = None
 
-    def say(self, message: ChannelMessage) -> None:
+    def send(self, message: ChannelMessage) -> None:
         """Queue a message, acknowledgements first; it is lost if the channel is not connected."""
         if self._link is not None:
-            self._link.say(message)
+            self._link.send(message)
 
     def break_off(self, error: SwarmError) -> None:
         """End the present stream, if any, because of a message on it."""
@@ -211,7 +211,7 @@ class PeerLink:
         self._run_id = run_id
         self._machine = LinkMachine()
         self._meter = LinkMeter()
-        self._ends: dict[ChannelKind, End] = {}
+        self._ends: dict[ChannelKind, AnyChannelEnd] = {}
         self._attempts: dict[ChannelKind, asyncio.Future[None]] = {}
         self._used = asyncio.Event()
         self._unused = asyncio.Event()
@@ -258,7 +258,7 @@ class PeerLink:
 
     # ---- channels
 
-    async def attend(self, end: End, endpoint: str) -> None:
+    async def keep_connected(self, end: AnyChannelEnd, endpoint: str) -> None:
         """Keep an end connected until cancelled; see `LinkChannel.attend`."""
         kind = kind_of(end.hello)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -285,7 +285,7 @@ class PeerLink:
             self._used.clear()
             self._unused.set()
 
-    def say(self, message: ChannelMessage) -> None:
+    def send(self, message: ChannelMessage) -> None:
         """Queue a message; see `LinkChannel.say`."""
         if not self._machine.is_connected(kind_of(message)):
             return  # the hellos of the next stream or attempt carry the state that it would have
@@ -308,16 +308,16 @@ class PeerLink:
                     self._connect(end, hello)
                 case Disconnected():
                     self._outgoing.forget(effect.kind, but_hello=True)
-                    end.disconnected()
+                    end.on_disconnected()
                 case Deliver(_, message):
                     end.receive(message)
 
-    def _connect(self, end: End, hello: ChannelHello) -> None:
+    def _connect(self, end: AnyChannelEnd, hello: ChannelHello) -> None:
         # Errors are not raised here: a new attempt must not fail for messages of an earlier one.
         try:
             if hello.peer_id != self._peer_id:
                 raise OutOfTurn(f"expected a hello of {self._peer_id}, got one of {hello.peer_id}")
-            end.connected(hello)
+            end.on_connected(hello)
         except SwarmError as error:
             self.break_off(error)
 
@@ -350,7 +350,7 @@ class PeerLink:
         try:
             stream: LinkStream = channel.open(LINK)
             await stream.send(self._hello)
-            theirs = await heard_hello(stream)
+            theirs = await receive_hello(stream)
             if theirs != replace(self._hello, peer_id=self._peer_id, to=self._links.own):
                 raise OutOfTurn(f"expected it at {endpoint}, got peer {theirs.peer_id}")
         except BaseException:
@@ -413,7 +413,7 @@ class PeerLink:
                 self._count_broken(error)
                 raise
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait for the end of the stream that this side dialled."""
         if self._dialled is not None:
             await asyncio.wait({self._dialled[1]})
@@ -423,7 +423,7 @@ class PeerLink:
         self._break = asyncio.get_running_loop().create_future()
         self._outgoing.clear()
         try:
-            self._meter.began(self._now_s())
+            self._meter.reset(self._now_s())
             self._apply(self._machine.up())
             parts = (
                 self._write(stream),
@@ -439,10 +439,10 @@ class PeerLink:
     async def _write(self, stream: LinkStream) -> None:
         while True:
             if self._outgoing.is_empty:
-                self._mark(self._meter.rests(self._now_s()))
+                self._mark(self._meter.on_idle(self._now_s()))
             await self._outgoing.filled()
             if self._outgoing.has_rest:
-                self._mark(self._meter.works(self._now_s()))
+                self._mark(self._meter.on_busy(self._now_s()))
             await self._write_one(self._outgoing.pop(), stream)
             self._outgoing.written()
 
@@ -451,9 +451,9 @@ class PeerLink:
             await stream.send(message)
             return
         if isinstance(message, Frame | GradientPiece):
-            self._meter.wrote(len(message.tensor.payload))
+            self._meter.on_written(len(message.tensor.payload))
         if isinstance(message, SharedBasis):
-            self._meter.wrote(len(message.basis))
+            self._meter.on_written(len(message.basis))
         await self._ends[kind_of(message)].write(message, stream.send)
 
     async def _read(self, stream: LinkStream) -> None:
@@ -463,7 +463,7 @@ class PeerLink:
                 case LinkPing():
                     self._pinged(message)
                 case LinkPong():
-                    self._mark(self._meter.ponged(message, self._now_s()))
+                    self._mark(self._meter.on_pong(message, self._now_s()))
                 case _:
                     self._apply(self._machine.receive(message))
             await self._wait_expected()
@@ -471,7 +471,7 @@ class PeerLink:
     def _pinged(self, ping: LinkPing) -> None:
         if self._outgoing.has_pong:
             raise OutOfTurn("the peer pinged again before the reply to its last ping")
-        self._outgoing.mark(self._meter.pinged(ping, self._now_s()))
+        self._outgoing.mark(self._meter.on_ping(ping, self._now_s()))
 
     def _mark(self, ping: LinkPing | None) -> None:
         if ping is not None:
@@ -481,14 +481,14 @@ class PeerLink:
         """Let the meter probe while no messages are exchanged."""
         while True:
             await asyncio.sleep(QUIET_S)
-            self._mark(self._meter.look(self._now_s()))
+            self._mark(self._meter.tick(self._now_s()))
 
     def _now_s(self) -> float:
         return self._links.clock.now_s()
 
     async def _wait_expected(self) -> None:
         """Wait until this run expects messages of the peer; one may be as large as a frame."""
-        if not self._links.names(self._peer_id, self._run_id):
+        if not self._links.is_assigned(self._peer_id, self._run_id):
             await self._used.wait()
 
     async def _close_unused(self) -> None:
@@ -637,7 +637,7 @@ class Links:
         self._named: dict[RunId, frozenset[PeerId]] = {}
         self._is_closed = False
 
-    def name(self, run_id: RunId, peers: Iterable[PeerId]) -> None:
+    def set_assigned_peers(self, run_id: RunId, peers: Iterable[PeerId]) -> None:
         """Set the peers that the coordinator's present assignment of a run names."""
         self._named[run_id] = frozenset(peers)
         self._named = {run: names for run, names in self._named.items() if names}
@@ -651,12 +651,12 @@ class Links:
         measured = sorted(fastest.items(), key=lambda one: one[1].bytes_per_s or math.inf)
         return dict(measured[:MAX_MEASURED_LINKS])
 
-    async def quiet(self) -> None:
+    async def wait_quiet(self) -> None:
         """Wait until no frames or pieces wait on any link."""
         while busy := [link.quiet for link in self._links.values() if not link.quiet.is_set()]:
             await busy[0].wait()
 
-    def names(self, peer_id: PeerId, run_id: RunId) -> bool:
+    def is_assigned(self, peer_id: PeerId, run_id: RunId) -> bool:
         """Whether the present assignment of a run names a peer."""
         return peer_id in self._named.get(run_id, ())
 
@@ -681,7 +681,7 @@ class Links:
             Unavailable: This peer is leaving, or has too many callers.
             SwarmError: The reason why the stream ended.
         """
-        hello = await heard_hello(stream)
+        hello = await receive_hello(stream)
         if hello.to != self.own:
             raise OutOfTurn(f"expected a hello to peer {self.own}, got one to {hello.to}")
         if not hello.peer_id < self.own:
@@ -705,7 +705,7 @@ class Links:
         Raises:
             Unavailable: The present assignment does not name the peer.
         """
-        if not self.names(peer_id, run_id):
+        if not self.is_assigned(peer_id, run_id):
             raise Unavailable(f"no assignment of peer {self.own} names peer {peer_id}")
 
     async def close(self) -> None:
@@ -715,7 +715,7 @@ class Links:
         for link in links:
             link.break_off(Unavailable("this peer leaves"))
         for link in links:
-            await link.ended()
+            await link.wait_ended()
 
     def tidy(self, peer_id: PeerId, run_id: RunId) -> None:
         """Remove an unused link without a stream."""
@@ -724,15 +724,15 @@ class Links:
             del self._links[peer_id, run_id]
 
     def _make_room(self, peer_id: PeerId, run_id: RunId) -> None:
-        is_known = self.names(peer_id, run_id) or (peer_id, run_id) in self._links
+        is_known = self.is_assigned(peer_id, run_id) or (peer_id, run_id) in self._links
         num_idle = sum(
-            link.is_idle for which, link in self._links.items() if not self.names(*which)
+            link.is_idle for which, link in self._links.items() if not self.is_assigned(*which)
         )
         if not is_known and num_idle >= MAX_IDLE_LINKS:
             raise Unavailable(f"peer {self.own} has {num_idle} unknown callers; try again later")
 
 
-async def heard_hello(stream: LinkStream) -> LinkHello:
+async def receive_hello(stream: LinkStream) -> LinkHello:
     """Receive the other side's first message.
 
     Raises:

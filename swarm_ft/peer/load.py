@@ -62,7 +62,7 @@ class LoadMeter:
         )
         self._means = demand, busy, uses, waits
 
-    def news(self, machine: Machine) -> Machine | None:
+    def take_report(self, machine: Machine) -> Machine | None:
         """Return the machine with its load, if the load changed enough for a report; else None."""
         reported = (
             self._reported.demand,

@@ -29,19 +29,19 @@ from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId
 from swarm_ft.log import get_logger
+from swarm_ft.peer.buffer_storage import BufferStorage
 from swarm_ft.peer.capacity import measure_link
 from swarm_ft.peer.compute import Compute
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
-from swarm_ft.peer.current_work import CurrentWork, Doing
+from swarm_ft.peer.current_work import CurrentWork, RunWork
 from swarm_ft.peer.failures import failure_of, stage_failed
-from swarm_ft.peer.generation import TextStream, first_of
+from swarm_ft.peer.generation import TextStream, receive_begin
 from swarm_ft.peer.host import StageHost
-from swarm_ft.peer.keeping import KeepingPlace, KeptShards
-from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links import Links
 from swarm_ft.peer.load import SAMPLE_S, LoadMeter
-from swarm_ft.peer.presence import Presence, log_progress
+from swarm_ft.peer.presence import DrainState, log_progress
+from swarm_ft.peer.snapshot_keeper import KeeperStorage, SnapshotKeeper
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.capacity import Machine
@@ -127,14 +127,14 @@ class PeerOptions:
         shard_dir: Directory for trained stages until they are fetched.
         buffers: Directory and limits of buffers.
         snapshots_url: URL of the swarm's snapshots; empty: this peer has no access to them.
-        keeping: Directory and limits of snapshots that it keeps for other stages.
+        keeper_storage: Directory and limits of snapshots that it keeps for other stages.
         encrypts: Whether it encrypts files, with keys of the run from the coordinator.
-        max_beside: Stages of other runs that it may host beside its first one, if memory suffices.
+        max_extra_stages: Stages of other runs beside its first one, if memory suffices.
         max_up_bytes_per_s: Bytes a second that it lends of its upload; infinite: no limit.
         max_down_bytes_per_s: Bytes a second that it lends of its download; infinite: no limit.
         machine: Speed of the machine, for forecasts; its link is measured too. None: not reported.
         device: Description of the compute device, for people.
-        codes_on: Device that encodes and decodes frames, see `coding_device`.
+        codec_device: Device that encodes and decodes frames, see `coding_device`.
         device_memory_bytes: Memory of the device in all; 0: unknown.
     """
 
@@ -142,16 +142,16 @@ class PeerOptions:
     layers: LayerRange | None
     memory_bytes: int
     shard_dir: Path
-    buffers: BufferPlace = field(default_factory=BufferPlace)
+    buffers: BufferStorage = field(default_factory=BufferStorage)
     snapshots_url: str = ""
-    keeping: KeepingPlace = field(default_factory=KeepingPlace)
+    keeper_storage: KeeperStorage = field(default_factory=KeeperStorage)
     encrypts: bool = False
-    max_beside: int = 0
+    max_extra_stages: int = 0
     max_up_bytes_per_s: float = math.inf
     max_down_bytes_per_s: float = math.inf
     machine: Machine | None = None
     device: str = ""
-    codes_on: torch.device = CPU
+    codec_device: torch.device = CPU
     device_memory_bytes: int = 0
 
 
@@ -168,7 +168,7 @@ class PeerNode:
         validity: Certificates that may call this peer; the coordinator's notices update it.
         on_leave: Callback for what this peer waits for while it leaves or pauses.
         is_relayed: Returns whether the stream to another peer passes a relay.
-        at_rest: Callback between steps, when no messages between peers are under way.
+        on_idle: Callback between steps, when no messages between peers are under way.
         sent_bytes: Returns the bytes that this peer has sent to others.
         rng: Source of the waits between tries.
     """
@@ -185,18 +185,18 @@ class PeerNode:
         validity: Validity | None = None,
         on_leave: Callable[[LeaveProgress], None] = log_progress,
         is_relayed: Callable[[PeerId], bool] = lambda _: False,
-        at_rest: Callable[[], None] = lambda: None,
+        on_idle: Callable[[], None] = lambda: None,
         sent_bytes: Callable[[], int] = lambda: 0,
         rng: Random | None = None,
     ) -> None:
         self._options = options
         self._validity = validity or Validity()
-        self._at_rest = at_rest
+        self._at_rest = on_idle
         self._sent_bytes = sent_bytes
         self._make_engine = make_engine
         self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
         self._compute = Compute(clock)
-        start = partial(begin_codec_thread, options.codes_on)
+        start = partial(begin_codec_thread, options.codec_device)
         self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec", initializer=start)
         self._endpoint = ""
         self._hosts: dict[RunId, StageHost] = {}
@@ -225,18 +225,18 @@ class PeerNode:
             rng=rng,
             hello=self._hello,
             alive=self._alive,
-            obey=self._handle,
-            obey_at_once=self._handle_immediately,
-            beside=self._report_machine,
+            handle=self._handle,
+            handle_immediately=self._handle_immediately,
+            while_connected=self._report_machine,
         )
-        self.presence = Presence(self._link.say, on_leave)
+        self.presence = DrainState(self._link.send, on_leave)
         self._directory, self._transport = directory, transport
         self._offers: dict[ShardName, OfferedShard] = {}
-        self._keeper = KeptShards(
+        self._keeper = SnapshotKeeper(
             options.peer_id,
-            options.keeping,
+            options.keeper_storage,
             downloader=Downloader(directory, transport),
-            say=self._link.say,
+            say=self._link.send,
         )
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
@@ -245,16 +245,16 @@ class PeerNode:
         return {
             LINK: self._links.answer,
             GENERATE: self._generate,
-            FETCH_CHUNKS: partial(serve_chunks, offers=offers, quiet=self._links.quiet),
+            FETCH_CHUNKS: partial(serve_chunks, offers=offers, quiet=self._links.wait_quiet),
             LIST_CHUNKS: partial(serve_chunk_list, offers=offers),
         }
 
     async def _generate(self, stream: TextStream) -> None:
         """Serve a text for a client that may read the result, while the result is here."""
-        begin = await first_of(stream)
+        begin = await receive_begin(stream)
         offered_to(stream.caller, begin.name, self._offers)
         host = self._hosts.get(begin.name.run_id)
-        texts = host.texts_at(begin.name) if host is not None else None
+        texts = host.generation_sessions(begin.name) if host is not None else None
         if texts is None:
             raise NotFound(f"{begin.name}: this peer does not host it (any more)")
         await texts.serve(stream, begin)
@@ -272,38 +272,38 @@ class PeerNode:
             reason: Reason of the leave, for people.
         """
         self._leave_by_s = min(self._leave_by_s, self._clock.now_s() + timeout_s)
-        self.presence.would(self._leave_request(reason))
+        self.presence.request(self._leave_request(reason))
         self._leaving.set()
         self._leave_requested.set()
 
     def pause(self, reason: str) -> None:
         """Request to pause as soon as that loses nothing; the peer stays in the swarm."""
         if not self._leaving.is_set():
-            self.presence.would(replace(self._leave_request(reason), stays=True))
+            self.presence.request(replace(self._leave_request(reason), stays=True))
 
     def resume(self) -> None:
         """Work again after a pause; no effect if this peer is leaving."""
         if not self._leaving.is_set():
-            self.presence.would(None)
+            self.presence.request(None)
 
     def _leave_request(self, reason: str) -> PeerLeaving:
         up_bytes_per_s = self._machine.up_bytes_per_s if self._machine is not None else 0.0
         return PeerLeaving(reason=reason, up_bytes_per_s=up_bytes_per_s)
 
     @property
-    def leaves(self) -> bool:
+    def is_draining(self) -> bool:
         """Whether this peer was requested to leave."""
         return self._leaving.is_set()
 
     @property
-    def hosts(self) -> bool:
+    def has_stages(self) -> bool:
         """Whether this peer hosts a stage of a run."""
         return bool(self._hosts)
 
     @property
-    def doing(self) -> tuple[Doing, ...]:
+    def current_work(self) -> tuple[RunWork, ...]:
         """Present work for each run of which it hosts a stage."""
-        return self._work.doing
+        return self._work.runs
 
     @property
     def last_contribution(self) -> Contribution | None:
@@ -317,7 +317,7 @@ class PeerNode:
             The newest known entry if the coordinator does not answer; None if there is none.
         """
         self._has_contribution.clear()
-        self._link.say(ContributionRequest(sent_bytes=self._sent_bytes()))
+        self._link.send(ContributionRequest(sent_bytes=self._sent_bytes()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONTRIBUTION_S):
                 await self._has_contribution.wait()
@@ -335,7 +335,7 @@ class PeerNode:
         self._endpoint = endpoint
         try:
             await self._tidy()
-            await asyncio.to_thread(self._keeper.find, time.time())
+            await asyncio.to_thread(self._keeper.load_existing, time.time())
             await until_one_ends(
                 self._link.stay_joined(), self._leave_when_released(), self._stay_tidy()
             )
@@ -371,10 +371,10 @@ class PeerNode:
     async def _leave_when_released(self) -> None:
         await self._leaving.wait()
         await until_one_ends(
-            self.presence.may_go(), self._wait_until_released(), self._wait_for_deadline()
+            self.presence.wait_released(), self._wait_until_released(), self._wait_for_deadline()
         )
         await self.contribution()  # for the summary at the end
-        await self._link.say_goodbye()
+        await self._link.send_goodbye()
 
     async def _wait_for_deadline(self) -> None:
         """Wait until the deadline of the newest request to leave has passed."""
@@ -399,7 +399,7 @@ class PeerNode:
         """
         if self._machine is None:
             return
-        self._link.say(self._machine)
+        self._link.send(self._machine)
         if not self._machine.up_bytes_per_s:
             measured = await measure_link(channel, self._machine, self._rng)
             self._machine = replace(
@@ -407,7 +407,7 @@ class PeerNode:
                 up_bytes_per_s=min(measured.up_bytes_per_s, self._options.max_up_bytes_per_s),
                 down_bytes_per_s=min(measured.down_bytes_per_s, self._options.max_down_bytes_per_s),
             )
-            self._link.say(self._machine)
+            self._link.send(self._machine)
         await self._report_load()
 
     async def _report_load(self) -> None:
@@ -416,14 +416,14 @@ class PeerNode:
         while self._machine is not None:
             await asyncio.sleep(SAMPLE_S)
             meter.sample()
-            news = meter.news(self._machine)
+            news = meter.take_report(self._machine)
             if news is not None:
-                self._link.say(news)
+                self._link.send(news)
 
     def _hello(self) -> PeerHello:
         for host in self._hosts.values():
-            host.timeline.joined()
-        held = {run_id: host.held for run_id, host in self._hosts.items()}
+            host.timeline.on_joined()
+        held = {run_id: host.reported_state for run_id, host in self._hosts.items()}
         unloaded = {run_id for run_id, stage in held.items() if stage is None}
         return PeerHello(
             peer_id=self._options.peer_id,
@@ -437,9 +437,9 @@ class PeerNode:
             leaving=self.presence.leaving,
             max_up_bytes_per_s=_or_none(self._options.max_up_bytes_per_s),
             max_down_bytes_per_s=_or_none(self._options.max_down_bytes_per_s),
-            keep_bytes=self._keeper.lent_bytes,
+            keep_bytes=self._keeper.capacity_bytes,
             kept_shards=self._keeper.shards,
-            max_beside=self._options.max_beside,
+            max_beside=self._options.max_extra_stages,
             device_memory_bytes=self._options.device_memory_bytes,
             session=self._session,
         )
@@ -475,7 +475,7 @@ class PeerNode:
         if run_id in self._hosts:
             await self._hosts[run_id].stop()
         attempt = self._attempts.get(run_id, getattr(message, "attempt", NO_ATTEMPT))
-        self._link.say(stage_failed(run_id, attempt, failure))
+        self._link.send(stage_failed(run_id, attempt, failure))
 
     async def _handle_for_run(self, message: RunMessage) -> None:
         match message:
@@ -483,9 +483,9 @@ class PeerNode:
                 await self._assign(message)
             case PlanStep():
                 self._hosting(message.run_id).plan(message)
-                self._work.planned(message)
+                self._work.on_plan(message)
             case CatchUp():
-                self._hosting(message.run_id).take(message)
+                self._hosting(message.run_id).start_catch_up(message)
             case CommitStep():
                 await self._commit(message)
             case SaveStage():
@@ -499,16 +499,16 @@ class PeerNode:
 
     async def _commit(self, commit: CommitStep) -> None:
         await self._hosting(commit.run_id).commit(commit)
-        self._work.committed(commit)
+        self._work.on_commit(commit)
         if len(self._hosts) == 1:  # with several runs a step is always under way
             self._at_rest()
 
     async def _keep(self, message: KeepShard | GiveShard | DropShards) -> None:
         match message:
             case KeepShard():
-                self._keeper.keep(message)
+                self._keeper.start_fetch(message)
             case GiveShard():
-                self._keeper.give(message)
+                self._keeper.offer_to(message)
             case DropShards():
                 await self._keeper.drop(message)
 
@@ -529,36 +529,38 @@ class PeerNode:
     def _handle_notice(self, message: StayIdle | LeaveProgress | ClockReply) -> None:
         match message:
             case LeaveProgress():
-                self.presence.heard(message)
+                self.presence.on_progress(message)
             case StayIdle(reason=reason):
                 logger.warning("nothing to do: %s; this peer waits for other runs", reason)
             case ClockReply():
                 for host in self._hosts.values():
-                    host.timeline.heard(message)
+                    host.timeline.on_clock_reply(message)
 
     async def _assign(self, assign: Assign) -> None:
         self._attempts[assign.run_id] = assign.attempt
         layers = assign.layers_of(self._options.peer_id)
-        self._links.name(assign.run_id, {stage.peer_id for stage in assign.assignments})
+        self._links.set_assigned_peers(
+            assign.run_id, {stage.peer_id for stage in assign.assignments}
+        )
         own_digest, their_digest = assign.spec.digest(), assign.spec_digest
         try:
             check_spec_digest(f"run {assign.run_id}", own_digest, their_digest, "the coordinator")
             self._check_keys(assign, layers)
         except RunMismatch as error:
-            self._link.say(stage_failed(assign.run_id, assign.attempt, error))
+            self._link.send(stage_failed(assign.run_id, assign.attempt, error))
             return
         claim = Claim(assign.claim, assign.weight)
-        self._compute.weigh(assign.run_id, assign.priority, claim)
+        self._compute.set_weight(assign.run_id, assign.priority, claim)
         host = self._hosts.get(assign.run_id) or await self._new_host(assign)
         await host.assign(assign)
-        self._work.assigned(assign)
+        self._work.on_assign(assign)
 
     async def _new_host(self, assign: Assign) -> StageHost:
         """Create a run's host.
 
         Without room the oldest run is released, which the coordinator allows.
         """
-        while len(self._hosts) > self._options.max_beside:
+        while len(self._hosts) > self._options.max_extra_stages:
             await self._release_host(next(iter(self._hosts)))
         state = await self._new_stage(assign)
         self._opening = None
@@ -574,14 +576,14 @@ class PeerNode:
         return host
 
     async def _release_host(self, run_id: RunId) -> None:
-        self._links.name(run_id, ())
+        self._links.set_assigned_peers(run_id, ())
         try:
             await self._hosts[run_id].release()
         except Exception as error:  # noqa: BLE001 - what stays on the disk must not keep the place
             logger.warning("run %s: released: %s", run_id, failure_of(error, run_id).message)
         del self._hosts[run_id]
         self._compute.forget(run_id)
-        self._work.released(run_id)
+        self._work.on_release(run_id)
 
     def _check_keys(self, assign: Assign, layers: LayerRange) -> None:
         keys = (assign.storage_key, assign.stage_keys.get(layers, b""))
@@ -620,14 +622,14 @@ class PeerNode:
             transport=self._transport,
             clock=self._clock,
             links=self._links,
-            compute=self._compute.seat(run_id),
+            compute=self._compute.handle_for(run_id),
             codecs=self._codecs,
-            codes_on=self._options.codes_on,
-            say=self._link.say,
-            timeline=Timeline(self._clock, self._link.say),
+            codec_device=self._options.codec_device,
+            send_to_coordinator=self._link.send,
+            timeline=Timeline(self._clock, self._link.send),
             memory_bytes=self._options.memory_bytes,
-            beside_bytes=partial(self._reserved_bytes, run_id),
-            room_made=partial(self._wait_for_room, run_id),
+            reserved_bytes=partial(self._reserved_bytes, run_id),
+            wait_for_room=partial(self._wait_for_room, run_id),
             offers=self._offers,
         )
 
@@ -647,7 +649,7 @@ class PeerNode:
         others = [host for run, host in self._hosts.items() if run != run_id]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ROOM_S):
-                await asyncio.gather(*(host.is_light() for host in others))
+                await asyncio.gather(*(host.wait_light() for host in others))
 
     async def _release(self, release: ReleaseStage) -> None:
         run_id = release.run_id

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from swarm_ft.log import get_logger
-from swarm_ft.protocol.messages.control import FromPeer, LeaveProgress, PeerLeaving, PeerWorks
+from swarm_ft.protocol.messages.control import FromPeer, LeaveProgress, PeerLeaving, PeerResumed
 
 logger = get_logger(__name__)
 
@@ -14,10 +14,10 @@ logger = get_logger(__name__)
 def log_progress(progress: LeaveProgress) -> None:
     """Log what a leaving peer waits for."""
     if progress.words:
-        logger.warning("%s", in_words(progress))
+        logger.warning("%s", describe_progress(progress))
 
 
-def in_words(progress: LeaveProgress) -> str:
+def describe_progress(progress: LeaveProgress) -> str:
     """Return what a leaving peer waits for, with the approximate seconds."""
     seconds = f" (about {progress.seconds:.0f} s)" if progress.seconds >= 1 else ""
     return f"{progress.words}{seconds}"
@@ -27,7 +27,7 @@ def _wish(leaving: PeerLeaving | None) -> tuple[bool, str] | None:
     return None if leaving is None else (leaving.stays, leaving.reason)
 
 
-class Presence:
+class DrainState:
     """The peer's request to leave or pause, and the coordinator's replies.
 
     Args:
@@ -52,15 +52,15 @@ class Presence:
         self._on_progress = on_progress
         self._may_go = asyncio.Event()
 
-    def would(self, leaving: PeerLeaving | None) -> None:
+    def request(self, leaving: PeerLeaving | None) -> None:
         """Request to leave or pause, or with None to work again; a repeated request is not sent."""
         if _wish(leaving) == _wish(self.leaving):
             return
         self.leaving, self.is_paused, self.progress = leaving, False, None
         self._may_go.clear()
-        self._send(PeerWorks() if leaving is None else leaving)
+        self._send(PeerResumed() if leaving is None else leaving)
 
-    def heard(self, progress: LeaveProgress) -> None:
+    def on_progress(self, progress: LeaveProgress) -> None:
         """Handle a progress report, possibly one for an older request."""
         if self.leaving is None:
             return
@@ -70,6 +70,6 @@ class Presence:
         if progress.may_go and not self.leaving.stays:
             self._may_go.set()
 
-    async def may_go(self) -> None:
+    async def wait_released(self) -> None:
         """Wait until the coordinator releases a peer that leaves."""
         await self._may_go.wait()

@@ -21,7 +21,7 @@ from swarm_ft.errors import BuffersLost, MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.boundary.end import Boundary
-from swarm_ft.peer.context import PeerContext, run_in, to_its_end
+from swarm_ft.peer.context import PeerContext, run_in, run_uncancellable
 from swarm_ft.protocol.machines.pipeline import PARTS, StageSchedule, StepDone, Task, TaskKind
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey
 from swarm_ft.protocol.messages.control import EvalSum, PlanStep
@@ -31,7 +31,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, TrainSpec
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, counts_of, rows_in, samples_in
-from swarm_ft.protocol.spec.tasks import CausalLm, summed
+from swarm_ft.protocol.spec.tasks import CausalLm, sum_counts
 from swarm_ft.protocol.spec.tasks import Task as Learned
 from swarm_ft.stage.base import Engine, Lengths, LossAndCounts, is_packed
 
@@ -43,7 +43,7 @@ class Evaluation:
     """Loss and counts of a held-out microbatch, summed over its targets."""
 
     samples: tuple[SampleId, ...]
-    judged: LossAndCounts
+    result: LossAndCounts
     num_targets: int
 
 
@@ -107,9 +107,9 @@ class StepProgress:
         # The order of arrival does not matter: `fsum` is exact.
         return tuple(
             EvalSum(
-                loss_sum=math.fsum(one.judged.loss_sum for one in of_pass),
+                loss_sum=math.fsum(one.result.loss_sum for one in of_pass),
                 num_targets=sum(one.num_targets for one in of_pass),
-                counts=summed(one.judged.counts for one in of_pass),
+                counts=sum_counts(one.result.counts for one in of_pass),
             )
             for of_pass in (passes if found else ())
         )
@@ -120,7 +120,7 @@ class StepProgress:
         if not found:
             return None
         return EvalSum(
-            loss_sum=math.fsum(one.judged.loss_sum for one in found),
+            loss_sum=math.fsum(one.result.loss_sum for one in found),
             num_targets=sum(one.num_targets for one in found),
         )
 
@@ -161,20 +161,20 @@ class StepRoutes:
         upstream: Boundary through which each arrives; empty at the first stage, and without
             microbatches whose inputs are cached here.
         downstream: Boundary through which each leaves; empty at the last stage.
-        kept: Coder that reads inputs cached here; None if none are.
+        constants: Coder that reads inputs cached here; None if none are.
         held_out: Microbatches that are only evaluated.
         shadowed: Whether the step's first microbatch is computed without compression as well.
-        learned: Task of the run, which determines the labels.
+        task: Task of the run, which determines the labels.
     """
 
     stage_index: int
     batches: Mapping[MicrobatchIndex, Microbatch]
     upstream: Mapping[MicrobatchIndex, Boundary]
     downstream: Mapping[MicrobatchIndex, Boundary]
-    kept: FrameCoder | None = None
+    constants: FrameCoder | None = None
     held_out: frozenset[MicrobatchIndex] = frozenset()
     shadowed: bool = False
-    learned: Learned = CausalLm()  # noqa: RUF009 - frozen, and without fields
+    task: Learned = CausalLm()  # noqa: RUF009 - frozen, and without fields
 
 
 class StageStep:
@@ -228,14 +228,14 @@ class StageStep:
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
         self._loss_sums: dict[MicrobatchIndex, float] = {}
         self._lengths = plan.length_of
-        if plan.documents and not isinstance(routes.learned, CausalLm):
+        if plan.documents and not isinstance(routes.task, CausalLm):
             raise MalformedMessage(f"plan of step {plan.step}: expected one document a sample")
         needs_tokens = engine.is_first or engine.is_last
         batches = routes.batches.values() if needs_tokens else ()
         entering = [b for b in routes.batches.values() if 0 < b.entry == routes.stage_index]
         self._entered = frozenset(batch.index for batch in entering)
         self._unread = deque(entering)
-        self._rows = {batch.index: _rows_of(plan, batch, routes.learned) for batch in batches}
+        self._rows = {batch.index: _rows_of(plan, batch, routes.task) for batch in batches}
         self.parts_begun = 0
         self._num_before_backward = sum(index not in routes.held_out for index in routes.batches)
         self._compute_s = self._evaluate_s = 0.0
@@ -293,11 +293,11 @@ class StageStep:
             for sample in self._routes.batches[index].samples
         }
 
-    def arrived(self, key: FrameKey, value: Tensor) -> None:
+    def on_arrival(self, key: FrameKey, value: Tensor) -> None:
         """Queue a decoded sample of a neighbour; float32 [tokens, channels]."""
         self._arrivals.put_nowait((key, value))
 
-    def taken(self, key: FrameKey) -> None:
+    def on_consumed(self, key: FrameKey) -> None:
         """Queue the notice that a neighbour has consumed a held-out sample of this peer."""
         self._arrivals.put_nowait((key, None))
 
@@ -314,14 +314,14 @@ class StageStep:
         try:
             await self._run()
         finally:
-            await to_its_end(asyncio.create_task(self._complete()))
+            await run_uncancellable(asyncio.create_task(self._complete()))
 
     async def _run(self) -> None:
         pending = self._schedule.begin() or await self._first_inputs()
         while True:
             while isinstance(pending, Task):
                 # Cancelling between the halves of a backward would leave a useless gradient.
-                await to_its_end(asyncio.create_task(self._compute(pending)))
+                await run_uncancellable(asyncio.create_task(self._compute(pending)))
                 while not self._arrivals.empty():
                     self._assemble(*self._arrivals.get_nowait())
                 await self._read_ahead()
@@ -343,8 +343,8 @@ class StageStep:
 
     async def _read_cached(self, sample: SampleId) -> Tensor:
         value = None
-        if self._routes.kept is not None:
-            read, tokens = self._routes.kept.constant, self._lengths[sample]
+        if self._routes.constants is not None:
+            read, tokens = self._routes.constants.read_constant, self._lengths[sample]
             value = await run_in(self._context.codecs, read, sample, tokens)
         if value is None:
             raise BuffersLost(
@@ -453,18 +453,18 @@ class StageStep:
                 timed(SpanKind.FORWARD, self._engine.evaluate, index),
                 self._rows[index],
             )
-            judged = await run_in(self._context.filling, evaluate, x, rows.labels, lengths)
+            judged = await run_in(self._context.background, evaluate, x, rows.labels, lengths)
             self._progress.evaluated[index] = Evaluation(
-                samples=batch.samples, judged=judged, num_targets=rows.num_targets
+                samples=batch.samples, result=judged, num_targets=rows.num_targets
             )
         else:
             infer = timed(SpanKind.FORWARD, self._engine.infer, index)
-            output = await run_in(self._context.filling, infer, x, lengths)
+            output = await run_in(self._context.background, infer, x, lengths)
             self._send(index, output, Direction.FORWARD)
         if index in self._routes.upstream:
             for sample in batch.samples:
                 key = self._key(batch, sample, Direction.FORWARD)
-                self._routes.upstream[index].computed(key)
+                self._routes.upstream[index].acknowledge_consumed(key)
 
     def _finish_backward(
         self, index: MicrobatchIndex, loss_sum: float, input_gradient: Tensor | None
@@ -480,7 +480,7 @@ class StageStep:
         compute = timed(SpanKind.WEIGHTS, self._engine.weight_gradients, index)
         # After the last backward all peers wait for these gradients, so that they are no longer
         # background work.
-        pool = self._context.filling if self._num_before_backward > 0 else self._context.compute
+        pool = self._context.background if self._num_before_backward > 0 else self._context.compute
         await run_in(pool, compute, index)
         self._progress.loss_sum += loss_sum
         if self._engine.is_last:
@@ -503,7 +503,7 @@ class StageStep:
             key = self._key(batch, sample, direction)
             own = values[row, : self._lengths[sample]]  # without the padding
             if is_done:
-                boundary.hold(key, own)
+                boundary.mark_delivered(key, own)
             else:
                 boundary.send(key, own)
 

@@ -115,7 +115,7 @@ class Timeline:
 
     # ---- a step
 
-    def planned(self, plan: PlanStep) -> None:
+    def on_plan(self, plan: PlanStep) -> None:
         """Handle a plan: record its step if the plan requests that."""
         self.is_on, self._plan, self._ready_s = plan.traced, plan, None
         if not plan.traced:
@@ -124,20 +124,20 @@ class Timeline:
         self.add(SpanKind.PLAN, self._planned_s)
         self._probe(NUM_PROBES)
 
-    def ready(self) -> None:
+    def on_ready(self) -> None:
         """Register that this peer has finished its part of the step."""
         self._ready_s = self.now_s()
         self.add(SpanKind.READY, self._ready_s)
         self._probe(1)
 
-    def commit_heard(self) -> None:
+    def on_commit(self) -> None:
         """Register that the step is committed, before it is applied."""
         if self._ready_s is not None:
             self.add(SpanKind.WAIT_COMMIT, self._ready_s)
             self.add(SpanKind.COMMIT, self.now_s())
         self._ready_s = None
 
-    def tell(self) -> None:
+    def send_spans(self) -> None:
         """Send and clear the spans; the step is applied, or its attempt over."""
         if not self.is_on or self._plan is None:
             return
@@ -161,18 +161,18 @@ class Timeline:
 
     # ---- the coordinator's clock
 
-    def joined(self) -> None:
+    def on_joined(self) -> None:
         """Forget the offset to the coordinator's clock, after a new connection."""
         self._coordinator = RemoteClock()
 
-    def heard(self, reply: ClockReply) -> None:
+    def on_clock_reply(self, reply: ClockReply) -> None:
         """Handle the coordinator's reply to a clock probe."""
         trip = RoundTrip(
             sent_us=reply.sent_us,
             remote_us=reply.coordinator_us,
             received_us=_us(self._clock.now_s()),
         )
-        self._coordinator.heard(trip)
+        self._coordinator.add(trip)
         self._probe(self._probes_left - 1)
 
     def _probe(self, num_probes: int) -> None:

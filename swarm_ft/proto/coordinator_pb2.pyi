@@ -31,16 +31,16 @@ class Actor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTOR_OWNER: _ClassVar[Actor]
     ACTOR_OPERATOR: _ClassVar[Actor]
 
-class MemberDoing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class MemberActivity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    MEMBER_DOING_UNSPECIFIED: _ClassVar[MemberDoing]
-    MEMBER_DOING_LOADING: _ClassVar[MemberDoing]
-    MEMBER_DOING_COMPUTING: _ClassVar[MemberDoing]
-    MEMBER_DOING_WAITING: _ClassVar[MemberDoing]
-    MEMBER_DOING_JOINING: _ClassVar[MemberDoing]
-    MEMBER_DOING_READY: _ClassVar[MemberDoing]
-    MEMBER_DOING_EXPORTING: _ClassVar[MemberDoing]
-    MEMBER_DOING_KEEPING: _ClassVar[MemberDoing]
+    MEMBER_DOING_UNSPECIFIED: _ClassVar[MemberActivity]
+    MEMBER_DOING_LOADING: _ClassVar[MemberActivity]
+    MEMBER_DOING_COMPUTING: _ClassVar[MemberActivity]
+    MEMBER_DOING_WAITING: _ClassVar[MemberActivity]
+    MEMBER_DOING_JOINING: _ClassVar[MemberActivity]
+    MEMBER_DOING_READY: _ClassVar[MemberActivity]
+    MEMBER_DOING_EXPORTING: _ClassVar[MemberActivity]
+    MEMBER_DOING_KEEPING: _ClassVar[MemberActivity]
 
 class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -90,14 +90,14 @@ ACTOR_UNSPECIFIED: Actor
 ACTOR_CLIENT: Actor
 ACTOR_OWNER: Actor
 ACTOR_OPERATOR: Actor
-MEMBER_DOING_UNSPECIFIED: MemberDoing
-MEMBER_DOING_LOADING: MemberDoing
-MEMBER_DOING_COMPUTING: MemberDoing
-MEMBER_DOING_WAITING: MemberDoing
-MEMBER_DOING_JOINING: MemberDoing
-MEMBER_DOING_READY: MemberDoing
-MEMBER_DOING_EXPORTING: MemberDoing
-MEMBER_DOING_KEEPING: MemberDoing
+MEMBER_DOING_UNSPECIFIED: MemberActivity
+MEMBER_DOING_LOADING: MemberActivity
+MEMBER_DOING_COMPUTING: MemberActivity
+MEMBER_DOING_WAITING: MemberActivity
+MEMBER_DOING_JOINING: MemberActivity
+MEMBER_DOING_READY: MemberActivity
+MEMBER_DOING_EXPORTING: MemberActivity
+MEMBER_DOING_KEEPING: MemberActivity
 EVENT_KIND_UNSPECIFIED: EventKind
 EVENT_KIND_COORDINATOR_STARTED: EventKind
 EVENT_KIND_PEER_JOINED: EventKind
@@ -481,7 +481,7 @@ class PeerLeaving(_message.Message):
     up_bytes_per_s: float
     def __init__(self, stays: _Optional[bool] = ..., reason: _Optional[str] = ..., up_bytes_per_s: _Optional[float] = ...) -> None: ...
 
-class PeerWorks(_message.Message):
+class PeerResumed(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -565,9 +565,9 @@ class FromPeer(_message.Message):
     shard_kept: ShardKept
     shard_lost: ShardLost
     leaving: PeerLeaving
-    works: PeerWorks
+    works: PeerResumed
     contribution_request: ContributionRequest
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., unsaved: _Optional[_Union[StageUnsaved, _Mapping]] = ..., shard_kept: _Optional[_Union[ShardKept, _Mapping]] = ..., shard_lost: _Optional[_Union[ShardLost, _Mapping]] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., works: _Optional[_Union[PeerWorks, _Mapping]] = ..., contribution_request: _Optional[_Union[ContributionRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., unsaved: _Optional[_Union[StageUnsaved, _Mapping]] = ..., shard_kept: _Optional[_Union[ShardKept, _Mapping]] = ..., shard_lost: _Optional[_Union[ShardLost, _Mapping]] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., works: _Optional[_Union[PeerResumed, _Mapping]] = ..., contribution_request: _Optional[_Union[ContributionRequest, _Mapping]] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
     __slots__ = ("peer_id", "layers", "endpoint")
@@ -952,10 +952,10 @@ class RunStatus(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[StageResult]
     result_step: int
     codecs: _containers.RepeatedCompositeFieldContainer[CodecChange]
-    quality: QualityFound
+    quality: CompressionCost
     steered: _containers.RepeatedCompositeFieldContainer[Steered]
     names: _containers.RepeatedCompositeFieldContainer[NamedMember]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChange, _Mapping]]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ..., steered: _Optional[_Iterable[_Union[Steered, _Mapping]]] = ..., names: _Optional[_Iterable[_Union[NamedMember, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChange, _Mapping]]] = ..., quality: _Optional[_Union[CompressionCost, _Mapping]] = ..., steered: _Optional[_Iterable[_Union[Steered, _Mapping]]] = ..., names: _Optional[_Iterable[_Union[NamedMember, _Mapping]]] = ...) -> None: ...
 
 class Steered(_message.Message):
     __slots__ = ("number", "kind", "actor", "step", "words")
@@ -1089,13 +1089,13 @@ class MemberWork(_message.Message):
     stage: int
     replica: int
     num_replicas: int
-    doing: MemberDoing
+    doing: MemberActivity
     waits_for: _containers.RepeatedScalarFieldContainer[str]
     share: int
     parts_begun: int
     num_parts: int
     microbatch_s: float
-    def __init__(self, run_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., stage: _Optional[int] = ..., replica: _Optional[int] = ..., num_replicas: _Optional[int] = ..., doing: _Optional[_Union[MemberDoing, str]] = ..., waits_for: _Optional[_Iterable[str]] = ..., share: _Optional[int] = ..., parts_begun: _Optional[int] = ..., num_parts: _Optional[int] = ..., microbatch_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., stage: _Optional[int] = ..., replica: _Optional[int] = ..., num_replicas: _Optional[int] = ..., doing: _Optional[_Union[MemberActivity, str]] = ..., waits_for: _Optional[_Iterable[str]] = ..., share: _Optional[int] = ..., parts_begun: _Optional[int] = ..., num_parts: _Optional[int] = ..., microbatch_s: _Optional[float] = ...) -> None: ...
 
 class MemberLink(_message.Message):
     __slots__ = ("peer_id", "way", "speed")
@@ -1186,12 +1186,12 @@ class RunSummary(_message.Message):
     is_paused: bool
     learning_rate: float
     codecs: Codecs
-    quality: QualityFound
+    quality: CompressionCost
     eta_low_s: float
     eta_high_s: float
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ..., model: _Optional[str] = ..., last_step: _Optional[_Union[StepCommitted, _Mapping]] = ..., last_evaluation: _Optional[_Union[Evaluated, _Mapping]] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., place: _Optional[int] = ..., behind: _Optional[str] = ..., snapshots: _Optional[_Iterable[int]] = ..., is_paused: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ..., eta_low_s: _Optional[float] = ..., eta_high_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ..., model: _Optional[str] = ..., last_step: _Optional[_Union[StepCommitted, _Mapping]] = ..., last_evaluation: _Optional[_Union[Evaluated, _Mapping]] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., place: _Optional[int] = ..., behind: _Optional[str] = ..., snapshots: _Optional[_Iterable[int]] = ..., is_paused: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., quality: _Optional[_Union[CompressionCost, _Mapping]] = ..., eta_low_s: _Optional[float] = ..., eta_high_s: _Optional[float] = ...) -> None: ...
 
-class QualityFound(_message.Message):
+class CompressionCost(_message.Message):
     __slots__ = ("asked", "cost", "num_measured")
     ASKED_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
@@ -1269,7 +1269,7 @@ class SwarmEvents(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[SwarmEvent]
     def __init__(self, events: _Optional[_Iterable[_Union[SwarmEvent, _Mapping]]] = ...) -> None: ...
 
-class WentBack(_message.Message):
+class Rollback(_message.Message):
     __slots__ = ("from_step", "to_step", "why", "remedy")
     FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     TO_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -1342,8 +1342,8 @@ class RunEvent(_message.Message):
     step: StepCommitted
     timeline: _timeline_pb2.PeerTimeline
     evaluated: Evaluated
-    went_back: WentBack
-    def __init__(self, status: _Optional[_Union[RunStatus, _Mapping]] = ..., step: _Optional[_Union[StepCommitted, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.PeerTimeline, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., went_back: _Optional[_Union[WentBack, _Mapping]] = ...) -> None: ...
+    went_back: Rollback
+    def __init__(self, status: _Optional[_Union[RunStatus, _Mapping]] = ..., step: _Optional[_Union[StepCommitted, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.PeerTimeline, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., went_back: _Optional[_Union[Rollback, _Mapping]] = ...) -> None: ...
 
 class PlaceRequest(_message.Message):
     __slots__ = ("spec", "run_id", "protocol_version")

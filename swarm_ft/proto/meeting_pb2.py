@@ -24,47 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cswarm_ft/proto/meeting.proto\x12\x0bswarm_ft.v1\"P\n\tReachable\x12\x11\n\tendpoints\x18\x01 \x03(\t\x12\x16\n\x0emapping_varies\x18\x02 \x01(\x08\x12\x18\n\x10protocol_version\x18\x0f \x01(\r\"\x14\n\x04Want\x12\x0c\n\x04name\x18\x01 \x01(\t\"H\n\x06Linked\x12\x0f\n\x07meeting\x18\x01 \x01(\x0c\x12\x1d\n\x03way\x18\x02 \x01(\x0e\x32\x10.swarm_ft.v1.Way\x12\x0e\n\x06took_s\x18\x03 \x01(\x01\"9\n\x08Measured\x12-\n\tdistances\x18\x01 \x03(\x0b\x32\x1a.swarm_ft.v1.RelayDistance\"7\n\rRelayDistance\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x14\n\x0cround_trip_s\x18\x02 \x01(\x01\"\xbc\x01\n\nFromMember\x12+\n\treachable\x18\x01 \x01(\x0b\x32\x16.swarm_ft.v1.ReachableH\x00\x12!\n\x04want\x18\x02 \x01(\x0b\x32\x11.swarm_ft.v1.WantH\x00\x12%\n\x06linked\x18\x04 \x01(\x0b\x32\x13.swarm_ft.v1.LinkedH\x00\x12)\n\x08measured\x18\x05 \x01(\x0b\x32\x15.swarm_ft.v1.MeasuredH\x00\x42\x06\n\x04\x62odyJ\x04\x08\x03\x10\x04\"1\n\x06Relays\x12\'\n\x06places\x18\x01 \x03(\x0b\x32\x17.swarm_ft.v1.RelayPlace\"6\n\nRelayPlace\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x16\n\x0eprobe_endpoint\x18\x02 \x01(\t\"\xa5\x01\n\x04Meet\x12\x0f\n\x07meeting\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tis_caller\x18\x03 \x01(\x08\x12\x11\n\tendpoints\x18\x04 \x03(\t\x12\x11\n\tmay_punch\x18\x05 \x01(\x08\x12\x12\n\x05relay\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06ticket\x18\x07 \x01(\x0c\x12\x17\n\x0fhouse_endpoints\x18\x08 \x03(\tB\x08\n\x06_relay\")\n\x05Punch\x12\x0f\n\x07meeting\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\")\n\tNoMeeting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xaf\x01\n\x08ToMember\x12%\n\x06relays\x18\x01 \x01(\x0b\x32\x13.swarm_ft.v1.RelaysH\x00\x12!\n\x04meet\x18\x02 \x01(\x0b\x32\x11.swarm_ft.v1.MeetH\x00\x12#\n\x05punch\x18\x03 \x01(\x0b\x32\x12.swarm_ft.v1.PunchH\x00\x12,\n\nno_meeting\x18\x04 \x01(\x0b\x32\x16.swarm_ft.v1.NoMeetingH\x00\x42\x06\n\x04\x62ody\"P\n\nRelayHello\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x16\n\x0eprobe_endpoint\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x0f \x01(\r\"E\n\x0cRelayCarries\x12\r\n\x05links\x18\x01 \x01(\r\x12\x0f\n\x07is_full\x18\x02 \x01(\x08\x12\x15\n\rrelayed_bytes\x18\x03 \x01(\x04\">\n\x07LegSeen\x12\x0f\n\x07meeting\x18\x01 \x01(\x0c\x12\x11\n\tis_caller\x18\x02 \x01(\x08\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x95\x01\n\tFromRelay\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.swarm_ft.v1.RelayHelloH\x00\x12,\n\x07\x63\x61rries\x18\x02 \x01(\x0b\x32\x19.swarm_ft.v1.RelayCarriesH\x00\x12(\n\x08leg_seen\x18\x03 \x01(\x0b\x32\x14.swarm_ft.v1.LegSeenH\x00\x42\x06\n\x04\x62ody\"D\n\x0cRelayWelcome\x12\x12\n\nticket_key\x18\x01 \x01(\x0c\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0e\n\x06unix_s\x18\x03 \x01(\x01*]\n\x03Way\x12\x13\n\x0fWAY_UNSPECIFIED\x10\x00\x12\x0e\n\nWAY_DIRECT\x10\x01\x12\x0f\n\x0bWAY_REVERSE\x10\x02\x12\x0f\n\x0bWAY_PUNCHED\x10\x03\x12\x0f\n\x0bWAY_RELAYED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cswarm_ft/proto/meeting.proto\x12\x0bswarm_ft.v1\"P\n\tReachable\x12\x11\n\tendpoints\x18\x01 \x03(\t\x12\x16\n\x0emapping_varies\x18\x02 \x01(\x08\x12\x18\n\x10protocol_version\x18\x0f \x01(\r\"\x1e\n\x0eMeetingRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"H\n\x06Linked\x12\x0f\n\x07meeting\x18\x01 \x01(\x0c\x12\x1d\n\x03way\x18\x02 \x01(\x0e\x32\x10.swarm_ft.v1.Way\x12\x0e\n\x06took_s\x18\x03 \x01(\x01\"?\n\x0eRelayDistances\x12-\n\tdistances\x18\x01 \x03(\x0b\x32\x1a.swarm_ft.v1.RelayDistance\"7\n\rRelayDistance\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x14\n\x0cround_trip_s\x18\x02 \x01(\x01\"\xcc\x01\n\nFromMember\x12+\n\treachable\x18\x01 \x01(\x0b\x32\x16.swarm_ft.v1.ReachableH\x00\x12+\n\x04want\x18\x02 \x01(\x0b\x32\x1b.swarm_ft.v1.MeetingRequestH\x00\x12%\n\x06linked\x18\x04 \x01(\x0b\x32\x13.swarm_ft.v1.LinkedH\x00\x12/\n\x08measured\x18\x05 \x01(\x0b\x32\x1b.swarm_ft.v1.RelayDistancesH\x00\x42\x06\n\x04\x62odyJ\x04\x08\x03\x10\x04\"1\n\x06Relays\x12\'\n\x06places\x18\x01 \x03(\x0b\x32\x17.swarm_ft.v1.RelayPlace\"6\n\nRelayPlace\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x16\n\x0eprobe_endpoint\x18\x02 \x01(\t\"\xa5\x01\n\x04Meet\x12\x0f\n\x07meeting\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tis_caller\x18\x03 \x01(\x08\x12\x11\n\tendpoints\x18\x04 \x03(\t\x12\x11\n\tmay_punch\x18\x05 \x01(\x08\x12\x12\n\x05relay\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06ticket\x18\x07 \x01(\x0c\x12\x17\n\x0fhouse_endpoints\x18\x08 \x03(\tB\x08\n\x06_relay\")\n\x05Punch\x12\x0f\n\x07meeting\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\")\n\tNoMeeting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xaf\x01\n\x08ToMember\x12%\n\x06relays\x18\x01 \x01(\x0b\x32\x13.swarm_ft.v1.RelaysH\x00\x12!\n\x04meet\x18\x02 \x01(\x0b\x32\x11.swarm_ft.v1.MeetH\x00\x12#\n\x05punch\x18\x03 \x01(\x0b\x32\x12.swarm_ft.v1.PunchH\x00\x12,\n\nno_meeting\x18\x04 \x01(\x0b\x32\x16.swarm_ft.v1.NoMeetingH\x00\x42\x06\n\x04\x62ody\"P\n\nRelayHello\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x16\n\x0eprobe_endpoint\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x0f \x01(\r\"E\n\x0cRelayCarries\x12\r\n\x05links\x18\x01 \x01(\r\x12\x0f\n\x07is_full\x18\x02 \x01(\x08\x12\x15\n\rrelayed_bytes\x18\x03 \x01(\x04\">\n\x07LegSeen\x12\x0f\n\x07meeting\x18\x01 \x01(\x0c\x12\x11\n\tis_caller\x18\x02 \x01(\x08\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x95\x01\n\tFromRelay\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.swarm_ft.v1.RelayHelloH\x00\x12,\n\x07\x63\x61rries\x18\x02 \x01(\x0b\x32\x19.swarm_ft.v1.RelayCarriesH\x00\x12(\n\x08leg_seen\x18\x03 \x01(\x0b\x32\x14.swarm_ft.v1.LegSeenH\x00\x42\x06\n\x04\x62ody\"D\n\x0cRelayWelcome\x12\x12\n\nticket_key\x18\x01 \x01(\x0c\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x0e\n\x06unix_s\x18\x03 \x01(\x01*]\n\x03Way\x12\x13\n\x0fWAY_UNSPECIFIED\x10\x00\x12\x0e\n\nWAY_DIRECT\x10\x01\x12\x0f\n\x0bWAY_REVERSE\x10\x02\x12\x0f\n\x0bWAY_PUNCHED\x10\x03\x12\x0f\n\x0bWAY_RELAYED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_ft.proto.meeting_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WAY']._serialized_start=1508
-  _globals['_WAY']._serialized_end=1601
+  _globals['_WAY']._serialized_start=1540
+  _globals['_WAY']._serialized_end=1633
   _globals['_REACHABLE']._serialized_start=45
   _globals['_REACHABLE']._serialized_end=125
-  _globals['_WANT']._serialized_start=127
-  _globals['_WANT']._serialized_end=147
-  _globals['_LINKED']._serialized_start=149
-  _globals['_LINKED']._serialized_end=221
-  _globals['_MEASURED']._serialized_start=223
-  _globals['_MEASURED']._serialized_end=280
-  _globals['_RELAYDISTANCE']._serialized_start=282
-  _globals['_RELAYDISTANCE']._serialized_end=337
-  _globals['_FROMMEMBER']._serialized_start=340
-  _globals['_FROMMEMBER']._serialized_end=528
-  _globals['_RELAYS']._serialized_start=530
-  _globals['_RELAYS']._serialized_end=579
-  _globals['_RELAYPLACE']._serialized_start=581
-  _globals['_RELAYPLACE']._serialized_end=635
-  _globals['_MEET']._serialized_start=638
-  _globals['_MEET']._serialized_end=803
-  _globals['_PUNCH']._serialized_start=805
-  _globals['_PUNCH']._serialized_end=846
-  _globals['_NOMEETING']._serialized_start=848
-  _globals['_NOMEETING']._serialized_end=889
-  _globals['_TOMEMBER']._serialized_start=892
-  _globals['_TOMEMBER']._serialized_end=1067
-  _globals['_RELAYHELLO']._serialized_start=1069
-  _globals['_RELAYHELLO']._serialized_end=1149
-  _globals['_RELAYCARRIES']._serialized_start=1151
-  _globals['_RELAYCARRIES']._serialized_end=1220
-  _globals['_LEGSEEN']._serialized_start=1222
-  _globals['_LEGSEEN']._serialized_end=1284
-  _globals['_FROMRELAY']._serialized_start=1287
-  _globals['_FROMRELAY']._serialized_end=1436
-  _globals['_RELAYWELCOME']._serialized_start=1438
-  _globals['_RELAYWELCOME']._serialized_end=1506
+  _globals['_MEETINGREQUEST']._serialized_start=127
+  _globals['_MEETINGREQUEST']._serialized_end=157
+  _globals['_LINKED']._serialized_start=159
+  _globals['_LINKED']._serialized_end=231
+  _globals['_RELAYDISTANCES']._serialized_start=233
+  _globals['_RELAYDISTANCES']._serialized_end=296
+  _globals['_RELAYDISTANCE']._serialized_start=298
+  _globals['_RELAYDISTANCE']._serialized_end=353
+  _globals['_FROMMEMBER']._serialized_start=356
+  _globals['_FROMMEMBER']._serialized_end=560
+  _globals['_RELAYS']._serialized_start=562
+  _globals['_RELAYS']._serialized_end=611
+  _globals['_RELAYPLACE']._serialized_start=613
+  _globals['_RELAYPLACE']._serialized_end=667
+  _globals['_MEET']._serialized_start=670
+  _globals['_MEET']._serialized_end=835
+  _globals['_PUNCH']._serialized_start=837
+  _globals['_PUNCH']._serialized_end=878
+  _globals['_NOMEETING']._serialized_start=880
+  _globals['_NOMEETING']._serialized_end=921
+  _globals['_TOMEMBER']._serialized_start=924
+  _globals['_TOMEMBER']._serialized_end=1099
+  _globals['_RELAYHELLO']._serialized_start=1101
+  _globals['_RELAYHELLO']._serialized_end=1181
+  _globals['_RELAYCARRIES']._serialized_start=1183
+  _globals['_RELAYCARRIES']._serialized_end=1252
+  _globals['_LEGSEEN']._serialized_start=1254
+  _globals['_LEGSEEN']._serialized_end=1316
+  _globals['_FROMRELAY']._serialized_start=1319
+  _globals['_FROMRELAY']._serialized_end=1468
+  _globals['_RELAYWELCOME']._serialized_start=1470
+  _globals['_RELAYWELCOME']._serialized_end=1538
 # @@protoc_insertion_point(module_scope)

@@ -30,7 +30,7 @@ class Reachable(_message.Message):
     protocol_version: int
     def __init__(self, endpoints: _Optional[_Iterable[str]] = ..., mapping_varies: _Optional[bool] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
-class Want(_message.Message):
+class MeetingRequest(_message.Message):
     __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -46,7 +46,7 @@ class Linked(_message.Message):
     took_s: float
     def __init__(self, meeting: _Optional[bytes] = ..., way: _Optional[_Union[Way, str]] = ..., took_s: _Optional[float] = ...) -> None: ...
 
-class Measured(_message.Message):
+class RelayDistances(_message.Message):
     __slots__ = ("distances",)
     DISTANCES_FIELD_NUMBER: _ClassVar[int]
     distances: _containers.RepeatedCompositeFieldContainer[RelayDistance]
@@ -67,10 +67,10 @@ class FromMember(_message.Message):
     LINKED_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     reachable: Reachable
-    want: Want
+    want: MeetingRequest
     linked: Linked
-    measured: Measured
-    def __init__(self, reachable: _Optional[_Union[Reachable, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., linked: _Optional[_Union[Linked, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ...) -> None: ...
+    measured: RelayDistances
+    def __init__(self, reachable: _Optional[_Union[Reachable, _Mapping]] = ..., want: _Optional[_Union[MeetingRequest, _Mapping]] = ..., linked: _Optional[_Union[Linked, _Mapping]] = ..., measured: _Optional[_Union[RelayDistances, _Mapping]] = ...) -> None: ...
 
 class Relays(_message.Message):
     __slots__ = ("places",)

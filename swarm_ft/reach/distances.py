@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 from swarm_ft.errors import SwarmError
 from swarm_ft.protocol.messages.meeting import RelayPlace
-from swarm_ft.reach.sockets import ask_front
+from swarm_ft.reach.sockets import query_front
 
 QUESTIONS = 2
 """Requests to each relay; the quicker reply counts."""
 
 
-async def measured(places: Iterable[RelayPlace]) -> dict[str, float]:
+async def measure_distances(places: Iterable[RelayPlace]) -> dict[str, float]:
     """Return the round trip in seconds by relay endpoint, for relays that answer."""
     endpoints = [place.endpoint for place in places]
     found = await asyncio.gather(*map(_round_trip_s, endpoints))
@@ -22,6 +22,6 @@ async def measured(places: Iterable[RelayPlace]) -> dict[str, float]:
 
 async def _round_trip_s(endpoint: str) -> float | None:
     try:
-        return min([(await ask_front(endpoint)).took_s for _ in range(QUESTIONS)])
+        return min([(await query_front(endpoint)).took_s for _ in range(QUESTIONS)])
     except (OSError, TimeoutError, SwarmError):
         return None

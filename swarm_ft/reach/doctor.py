@@ -26,7 +26,7 @@ from swarm_ft.protocol.spec.bounds import host_of
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.reach.meet import Reach
 from swarm_ft.reach.portmap import router_address
-from swarm_ft.reach.sockets import FrontSays, ask_front, is_dialled_back, outside_address
+from swarm_ft.reach.sockets import FrontReply, is_dialled_back, outside_address, query_front
 
 LOOKED_S, DIALLED_S = 5.0, 4.0
 """Seconds that a new member may take to know its router, and then to be dialled."""
@@ -57,14 +57,14 @@ class Finding:
     Attributes:
         about: One word for the checked thing.
         verdict: Meaning for joining.
-        says: Text of the result.
+        text: Text of the result.
         advice: Text of the remedy; empty without one.
         cause: Word for programs: the reason why others cannot reach this machine.
     """
 
     about: str
     verdict: Verdict
-    says: str
+    text: str
     advice: str = ""
     cause: str = ""
 
@@ -72,9 +72,9 @@ class Finding:
 async def examine_way(invite: Invite) -> AsyncIterator[Finding]:
     """Check whether this machine reaches an invitation's swarm, and how others reach it."""
     answers = await asyncio.gather(*map(_front_at, invite.addresses))
-    fronts = {a: front for a, front in answers if isinstance(front, FrontSays)}
+    fronts = {a: front for a, front in answers if isinstance(front, FrontReply)}
     for address, answer in answers:
-        if not isinstance(answer, FrontSays):
+        if not isinstance(answer, FrontReply):
             yield _unreached(address, answer, others=list(fronts))
     if not fronts:
         return
@@ -86,13 +86,13 @@ async def examine_way(invite: Invite) -> AsyncIterator[Finding]:
     yield _version(front)
     is_open, varies = await asyncio.gather(_is_open(address, front), _varies(address, front))
     seen = host_of(front.address)
-    standing = Standing(seen=seen, own=front.own_host, is_open=is_open, varies=varies)
+    standing = ReachabilityFacts(seen=seen, own=front.own_host, is_open=is_open, varies=varies)
     yield _router(standing)
     if standing.is_behind_router and not is_open:
         yield await _mapping(front)
     yield ipv6(own_ipv6(), invite.addresses, fronts, standing)
     yield _relay(front)
-    yield reached(standing)
+    yield reachability(standing)
 
 
 async def examine_member(reach: Reach, coordinator: str) -> AsyncIterator[Finding]:
@@ -102,19 +102,19 @@ async def examine_member(reach: Reach, coordinator: str) -> AsyncIterator[Findin
         reach: The member's part in introductions, which has begun.
         coordinator: Address of the coordinator, `host:port`.
     """
-    front: FrontSays | None = None
+    front: FrontReply | None = None
     with suppress(TimeoutError):
         async with asyncio.timeout(LOOKED_S):
             with suppress(OSError, SwarmError):
-                front = await ask_front(coordinator)
+                front = await query_front(coordinator)
             await reach.joined.wait()
             await reach.knows_mapping.wait()
             await reach.has_asked_router.wait()
     if front is not None and (clock := _clock(front)).verdict is not Verdict.OK:
         yield clock
     ports = {int(endpoint.rpartition(":")[2]) for endpoint in reach.reachable.endpoints}
-    yield reached(
-        Standing(
+    yield reachability(
+        ReachabilityFacts(
             seen=host_of(front.address) if front else "",
             own=front.own_host if front else "",
             port=max(ports, default=0),
@@ -128,9 +128,9 @@ async def examine_member(reach: Reach, coordinator: str) -> AsyncIterator[Findin
     )
 
 
-async def _front_at(address: str) -> tuple[str, FrontSays | Exception]:
+async def _front_at(address: str) -> tuple[str, FrontReply | Exception]:
     try:
-        return address, await ask_front(address)
+        return address, await query_front(address)
     except (OSError, TimeoutError, SwarmError) as error:
         return address, error
 
@@ -162,7 +162,7 @@ async def _swarm(address: str, invite: Invite) -> Finding:
     return Finding("swarm", Verdict.OK, "the coordinator belongs to this invitation's swarm")
 
 
-def _clock(front: FrontSays) -> Finding:
+def _clock(front: FrontReply) -> Finding:
     offset_s = time.time() - front.took_s / 2 - front.unix_s
     says = f"{abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} the coordinator's"
     if abs(offset_s) >= MAX_JOIN_OFFSET_S:
@@ -172,7 +172,7 @@ def _clock(front: FrontSays) -> Finding:
     return Finding("clock", Verdict.OK, says)
 
 
-async def _varies(address: str, front: FrontSays) -> bool | None:
+async def _varies(address: str, front: FrontReply) -> bool | None:
     """Return whether the router maps each destination to another port; None if unknown."""
     if not front.other_port:
         return None
@@ -184,7 +184,7 @@ async def _varies(address: str, front: FrontSays) -> bool | None:
         return None
 
 
-async def _is_open(address: str, front: FrontSays) -> bool | None:
+async def _is_open(address: str, front: FrontReply) -> bool | None:
     """Request that the coordinator dials a port of this machine that nobody forwarded."""
     family = socket.AF_INET6 if front.address.startswith("[") else socket.AF_INET
     with closing(socket.create_server(("", 0), family=family)) as listener:
@@ -203,7 +203,7 @@ async def _is_dialled(address: str, port: int) -> bool | None:
     return False
 
 
-def _version(front: FrontSays) -> Finding:
+def _version(front: FrontReply) -> Finding:
     if front.version == PROTOCOL_VERSION:
         says = f"swarm-ft {described_version()}, protocol {PROTOCOL_VERSION} like the coordinator"
         return Finding("version", Verdict.OK, says)
@@ -217,7 +217,7 @@ def _version(front: FrontSays) -> Finding:
     )
 
 
-async def _mapping(front: FrontSays) -> Finding:
+async def _mapping(front: FrontReply) -> Finding:
     """Return the finding on port mapping: whether the router maps ports, and is the last one."""
     outside = await router_address()
     if outside is None:
@@ -249,7 +249,10 @@ def own_ipv6() -> str | None:
 
 
 def ipv6(
-    own: str | None, addresses: Collection[str], fronts: Collection[str], standing: Standing
+    own: str | None,
+    addresses: Collection[str],
+    fronts: Collection[str],
+    standing: ReachabilityFacts,
 ) -> Finding:
     """Return the finding on IPv6: whether others reach this machine without port mapping.
 
@@ -281,7 +284,7 @@ def _is_ipv6(endpoint: str) -> bool:
     return endpoint.startswith("[")
 
 
-def _relay(front: FrontSays) -> Finding:
+def _relay(front: FrontReply) -> Finding:
     """Return the finding on relays; a coordinator without a second port is no relay itself."""
     if front.other_port:
         return Finding("relay", Verdict.OK, "the coordinator is a relay")
@@ -307,7 +310,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class ReachabilityFacts:
     """Facts that decide how others reach a machine.
 
     Attributes:
@@ -354,7 +357,7 @@ _OBSTACLES = {
 }
 
 
-def reached(standing: Standing) -> Finding:
+def reachability(standing: ReachabilityFacts) -> Finding:
     """Return the finding on how others reach a machine; BAD: members behind routers cannot."""
     cause = standing.cause
     if standing.trouble is not None:
@@ -390,7 +393,7 @@ def reached(standing: Standing) -> Finding:
     return Finding("others", Verdict.OK, says, "", cause)
 
 
-def _opening(standing: Standing, cause: Cause) -> str:
+def _opening(standing: ReachabilityFacts, cause: Cause) -> str:
     port = f"TCP port {standing.port}" if standing.port else "a TCP port, named with --port,"
     if cause is Cause.FIREWALL:
         return f"open {port} in the firewall"
@@ -400,7 +403,7 @@ def _opening(standing: Standing, cause: Cause) -> str:
     )
 
 
-def _router(standing: Standing) -> Finding:
+def _router(standing: ReachabilityFacts) -> Finding:
     seen = f"seen as {standing.seen}"
     if not standing.is_behind_router or standing.is_open:
         return Finding("router", Verdict.OK, f"no router in the way, {seen}")

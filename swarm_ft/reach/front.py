@@ -43,7 +43,7 @@ from swarm_ft.reach.sockets import (
     tune,
 )
 from swarm_ft.systems import hold_port
-from swarm_ft.transport.admission import MAX_PER_ADDRESS, Incoming, address_of, surplus
+from swarm_ft.transport.admission import MAX_PER_ADDRESS, Incoming, address_of, connections_to_drop
 from swarm_ft.transport.local_places import LocalPlace
 from swarm_ft.transport.open_files import max_connections, raise_open_files
 
@@ -104,7 +104,7 @@ class Front:
         self._joints: dict[str, Joint] = {}
 
     @property
-    def kept(self) -> Collection[str]:
+    def protected(self) -> Collection[str]:
         """Other ends of connections that are in use without gRPC's knowledge."""
         self._kept = {end: sock for end, sock in self._kept.items() if sock.fileno() >= 0}
         return self._kept.keys()
@@ -113,7 +113,7 @@ class Front:
         """Protect a connection that showed a ticket or a meeting's proof."""
         self._kept[endpoint_of(remote)] = sock
 
-    def lead_to(self, grpc: LocalPlace, in_calls: Callable[[], Collection[str]]) -> None:
+    def pass_tls_to(self, grpc: LocalPlace, in_calls: Callable[[], Collection[str]]) -> None:
         """Pass TLS connections to gRPC from now on; before, the front refuses them.
 
         Args:
@@ -258,9 +258,9 @@ class Front:
     def _surplus(self, new: Incoming) -> list[Incoming]:
         if len(self._present) < self._per_address:
             return []
-        busy = {*self.kept, *self._in_calls()}
+        busy = {*self.protected, *self._in_calls()}
         known = {one._replace(in_call=endpoint_of(one[:2]) in busy): one for one in self._present}
-        dropped = surplus(
+        dropped = connections_to_drop(
             [*known, new],
             new.since_s,
             per_address=self._per_address,

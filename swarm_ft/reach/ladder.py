@@ -115,7 +115,7 @@ class Ladder:
             effects.append(LeaveLeg(meet.relay, meet.ticket))
         return effects
 
-    def seen(self, round_trip_s: float) -> Effects:
+    def on_leg_reported(self, round_trip_s: float) -> Effects:
         """Record that the leg stands, and that the relay has reported it."""
         if self._is_over:
             return []
@@ -133,7 +133,7 @@ class Ladder:
         self._punch = punch.address
         return list(self._connect())
 
-    def opened(self, stream: int, way: Way, now_s: float) -> Effects:
+    def on_open(self, stream: int, way: Way, now_s: float) -> Effects:
         """Record an open stream whose other side proved that it belongs to this meeting."""
         if self._is_over or not self._meet.is_caller:
             return []  # the caller decides
@@ -142,11 +142,11 @@ class Ladder:
         self._relayed = stream
         return self.tick(now_s)
 
-    def chosen(self, stream: int, way: Way) -> Effects:
+    def on_chosen(self, stream: int, way: Way) -> Effects:
         """Record that the caller uses this stream."""
         return [] if self._is_over or self._meet.is_caller else self._take(stream, way)
 
-    def closed(self, stream: int) -> Effects:
+    def on_closed(self, stream: int) -> Effects:
         """Record that an open stream has closed."""
         if stream == self._relayed:
             self._relayed = None

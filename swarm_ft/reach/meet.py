@@ -24,21 +24,21 @@ from swarm_ft.protocol.messages.meeting import (
     MAX_ENDPOINTS,
     FromMember,
     Linked,
-    Measured,
     Meet,
+    MeetingRequest,
     NoMeeting,
     Punch,
     Reachable,
     RelayDistance,
+    RelayDistances,
     RelayPlace,
     Relays,
     ToMember,
-    Want,
     Way,
 )
 from swarm_ft.protocol.spec.addresses import Vantage, is_socket_address, may_dial_endpoint
 from swarm_ft.protocol.spec.bounds import host_of
-from swarm_ft.reach.distances import measured
+from swarm_ft.reach.distances import measure_distances
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.ladder import Connect, Dial, Effects, GiveUp, Ladder, LeaveLeg, Take
 from swarm_ft.reach.sockets import (
@@ -57,7 +57,7 @@ from swarm_ft.reach.sockets import (
     receive_address,
     receive_exactly,
 )
-from swarm_ft.reach.vantage import resolved, vantage_towards
+from swarm_ft.reach.vantage import resolve_endpoints, vantage_towards
 from swarm_ft.transport.base import MessageStream, Transport, until_one_ends
 from swarm_ft.transport.methods import INTRODUCE
 
@@ -180,7 +180,7 @@ class Reach:
         """Facts that others receive on this member."""
         return self._reachable
 
-    def also_at(self, endpoint: str) -> None:
+    def add_endpoint(self, endpoint: str) -> None:
         """Add an endpoint of the front that a router reported; others try it first."""
         if not is_socket_address(endpoint):
             logger.info("the router reports %s, which is no address of one machine", endpoint)
@@ -199,7 +199,7 @@ class Reach:
             async with asyncio.timeout(WANTED_S):
                 await self.joined.wait()
                 self._wanted.setdefault(name, deque()).append(wanted)
-                self._outbox.put_nowait(Want(name=name))
+                self._outbox.put_nowait(MeetingRequest(name=name))
                 return await wanted
         except TimeoutError:
             raise Unavailable(f"no way to {name} was found in {WANTED_S:g} s") from None
@@ -211,7 +211,7 @@ class Reach:
     async def _converse(self, endpoints: tuple[str, ...]) -> None:
         coordinator = await self._find_coordinator()
         self._vantage = await vantage_towards(coordinator)
-        self._own = await resolved(endpoints)  # again, since a name may lead elsewhere now
+        self._own = await resolve_endpoints(endpoints)  # again, since a name may lead elsewhere now
         self._reachable = self._with_endpoints()
         channel = self._transport.connect(coordinator, COORDINATOR_NAME)
         try:
@@ -256,14 +256,14 @@ class Reach:
             await asyncio.sleep(self._rng.uniform(0.0, SPREAD_S))
         while True:
             await self._learn_mapping(relays)
-            self._distances = await measured(relays.places)
+            self._distances = await measure_distances(relays.places)
             self._send_distances()
             await asyncio.sleep(self._rng.uniform(0.75, 1.25) * MEASURED_EVERY_S)
 
     def _send_distances(self) -> None:
         found = (RelayDistance(endpoint=e, round_trip_s=s) for e, s in self._distances.items())
         if self.joined.is_set():  # otherwise a measurement follows the next join
-            self._outbox.put_nowait(Measured(distances=tuple(found)))
+            self._outbox.put_nowait(RelayDistances(distances=tuple(found)))
 
     def _unreached(self, relay: str) -> None:
         """Forget a relay that had no place for a leg, so that the next meeting uses another one."""
@@ -518,7 +518,7 @@ class _Meeting:
             await self._show(ticket, sock)
             is_seen = True
             # The measured time has two round trips: one to connect, and one for the answer.
-            self._do(self._ladder.seen((self._clock.now_s() - began_s) / 2))
+            self._do(self._ladder.on_leg_reported((self._clock.now_s() - began_s) / 2))
             await receive_exactly(sock, 1)
         except (OSError, TimeoutError, SwarmError):
             if not is_seen:
@@ -569,13 +569,13 @@ class _Meeting:
         if sock not in self._streams:
             self._streams.append(sock)
         number = self._streams.index(sock)
-        self._do(self._ladder.opened(number, way, self._clock.now_s()))
+        self._do(self._ladder.on_open(number, way, self._clock.now_s()))
         if not self._meet.is_caller:
             self._start(self._await_choice(number, way))
 
     async def _await_choice(self, number: int, way: Way) -> None:
         if await receive_exactly(self._streams[number], 1) == CHOSEN:
-            self._do(self._ladder.chosen(number, way))
+            self._do(self._ladder.on_chosen(number, way))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -54,7 +54,7 @@ class Refused(OSError):
 
 
 @asynccontextmanager
-async def mapped(port: int, gateway: str | None = None) -> AsyncIterator[str | None]:
+async def map_port(port: int, gateway: str | None = None) -> AsyncIterator[str | None]:
     """Map a port of the router to one of this machine, as long as the context lasts.
 
     Args:
@@ -94,7 +94,7 @@ async def router_address(gateway: str | None = None) -> str | None:
 async def _first_mapping(port: int, gateway: str | None) -> Mapping | None:
     if gateway is not None:
         with suppress(OSError):
-            return await ask_nat_pmp(gateway, port)
+            return await request_mapping(gateway, port)
     with suppress(OSError):
         host = await asyncio.to_thread(_ask_upnp, port)
         undo = partial(asyncio.to_thread, _forget_upnp, port)
@@ -114,7 +114,7 @@ async def _renew(port: int, gateway: str | None, mapping: Mapping) -> None:
 # ---- NAT-PMP
 
 
-async def ask_nat_pmp(gateway: str, port: int, lifetime_s: int = LIFETIME_S) -> Mapping:
+async def request_mapping(gateway: str, port: int, lifetime_s: int = LIFETIME_S) -> Mapping:
     """Map a port, or remove the mapping with a lifetime of 0.
 
     Raises:
@@ -124,7 +124,7 @@ async def ask_nat_pmp(gateway: str, port: int, lifetime_s: int = LIFETIME_S) -> 
     question = struct.pack(">BBHHHL", 0, _MAP_TCP, 0, port, port if lifetime_s else 0, lifetime_s)
     answer = await _ask(gateway, question, answer_bytes=16)
     outside, granted_s = struct.unpack(">HL", answer[10:16])
-    undo = partial(ask_nat_pmp, gateway, port, lifetime_s=0)
+    undo = partial(request_mapping, gateway, port, lifetime_s=0)
     return Mapping(f"{host}:{outside}", granted_s, undo)
 
 

@@ -159,7 +159,7 @@ class Relay:
         is_full = num_links >= self._limits.links
         return RelayCarries(links=num_links, is_full=is_full, relayed_bytes=moved_bytes)
 
-    async def tell(self) -> None:
+    async def log_traffic(self) -> None:
         """Log a line a minute while the relay is in use, until cancelled; then log the total."""
         before = self.carries
         try:
@@ -295,7 +295,7 @@ class Relay:
         return min(self._limits.link_bytes_per_s, shared)
 
 
-class Attendance:
+class CoordinatorStream:
     """A relay's stream to the coordinator, which begins anew after each break.
 
     It has the key of the coordinator that last welcomed it, and its relay keeps its links over a

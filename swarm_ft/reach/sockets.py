@@ -198,7 +198,7 @@ async def outside_address(endpoint: str, *, port: int = 0) -> tuple[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontSays:
+class FrontReply:
     """A front's answer to `ask_front`.
 
     Attributes:
@@ -218,7 +218,7 @@ class FrontSays:
     took_s: float
 
 
-async def ask_front(endpoint: str) -> FrontSays:
+async def query_front(endpoint: str) -> FrontReply:
     """Return a front's view of this machine, with its clock and version.
 
     Raises:
@@ -234,7 +234,7 @@ async def ask_front(endpoint: str) -> FrontSays:
         own = host_of(endpoint_of(sock.getsockname()[:2]))
     try:
         address, port, unix_s, version = fields
-        return FrontSays(address, own, int(port), float(unix_s), int(version), took_s)
+        return FrontReply(address, own, int(port), float(unix_s), int(version), took_s)
     except ValueError:
         raise MalformedMessage(
             f"{endpoint}: expected an address, a port, a time and a version"

@@ -12,7 +12,7 @@ from swarm_ft.identity.roles import COORDINATOR_NAME
 from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.meet import Reach
-from swarm_ft.reach.portmap import mapped
+from swarm_ft.reach.portmap import map_port
 from swarm_ft.reach.shaping import Shape
 from swarm_ft.reach.tunnels import BETTER_AFTER_S, Tunnels
 from swarm_ft.transport.admission import MAX_PER_ADDRESS
@@ -70,7 +70,7 @@ class FrontedTransport:
         await check_address(host, port)
         place = self._places.new()
         inner = await self._grpc.serve_at(place, handlers)
-        self.front.lead_to(place, inner.callers)
+        self.front.pass_tls_to(place, inner.callers)
         inner.on_flood(self.front.slow_down)
         endpoint = await self.front.listen(host, port)
         return FrontedServer(endpoint, inner, self)
@@ -137,9 +137,9 @@ class HomeTransport(FrontedTransport):
                 group.create_task(self._map_port(int(endpoints[0].rpartition(":")[2])))
 
     async def _map_port(self, port: int) -> None:
-        async with mapped(port) as endpoint:
+        async with map_port(port) as endpoint:
             if endpoint is not None:
-                self.also_at(endpoint)
+                self.add_endpoint(endpoint)
             self._reach.has_asked_router.set()
             if endpoint is not None:
                 await asyncio.Event().wait()
@@ -156,17 +156,17 @@ class HomeTransport(FrontedTransport):
         """Whether a stream to or from this member goes over a relay now."""
         return self._tunnels.is_relayed(name) or self._reach.is_relayed(name)
 
-    def also_at(self, endpoint: str) -> None:
+    def add_endpoint(self, endpoint: str) -> None:
         """Add an endpoint of the front for others, which they try first."""
-        self._reach.also_at(endpoint)
+        self._reach.add_endpoint(endpoint)
 
-    async def joined(self) -> None:
+    async def wait_joined(self) -> None:
         """Wait until others can be introduced to this member."""
         await self._reach.joined.wait()
 
-    def at_rest(self) -> None:
+    def upgrade_links(self) -> None:
         """Move relayed links to better ways; call this while no calls are under way."""
-        self._tunnels.at_rest()
+        self._tunnels.upgrade_links()
 
     def connect(self, endpoint: str, name: str = "") -> Channel:
         """See `Transport`: the endpoint is the coordinator's, or has no use."""

@@ -79,7 +79,7 @@ class Tunnels:
         """Whether a stream to this member goes over a relay."""
         return name in self._relayed.values()
 
-    def at_rest(self) -> None:
+    def upgrade_links(self) -> None:
         """Close relayed streams with a better way; call this while no calls are under way."""
         for joint, name in self._relayed.items():
             if name in self._better:

@@ -37,7 +37,7 @@ async def vantage_towards(coordinator: str) -> Vantage:
     return Vantage()
 
 
-async def resolved(endpoints: Iterable[str]) -> tuple[str, ...]:
+async def resolve_endpoints(endpoints: Iterable[str]) -> tuple[str, ...]:
     """Return the IP addresses of this member's own endpoints; the coordinator accepts no names."""
     found = [address for endpoint in endpoints for address in await _usable(endpoint)]
     return tuple(dict.fromkeys(found))[:MAX_ENDPOINTS]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from swarm_ft.errors import BadSnapshot
-from swarm_ft.private_files import open_private, replacing
+from swarm_ft.private_files import atomic_write, open_private
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks
 from swarm_ft.protocol.spec.digest import KeyedDigest
 from swarm_ft.sealing import SEAL_BYTES, Sealer
@@ -57,7 +57,7 @@ class LocalFiles:
         Raises:
             OSError: The file cannot be written.
         """
-        with replacing(path) as partial, open_private(partial, "wb") as file:
+        with atomic_write(path) as partial, open_private(partial, "wb") as file:
             if self._sealing is None:
                 file.writelines(pieces)
                 return
@@ -83,7 +83,7 @@ class LocalFiles:
         return hasattr(os, "memfd_create") or not _is_sealed(path)
 
     @contextmanager
-    def reading(self, path: Path) -> Iterator[Path]:
+    def open_plain(self, path: Path) -> Iterator[Path]:
         """Yield the path of a file with the plain bytes, valid in the context (mapped: longer).
 
         The plain bytes of a sealed file lie in memory, under no name that others could open.

@@ -20,7 +20,7 @@ from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from swarm_ft.errors import BadSnapshot, Unavailable
-from swarm_ft.private_files import replacing
+from swarm_ft.private_files import atomic_write
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of, file_stem
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
@@ -80,7 +80,7 @@ def write_shard(
         if files.seals:
             files.write(path, save(tensors, metadata))
         else:
-            with replacing(path) as partial:
+            with atomic_write(path) as partial:
                 save_file(tensors, partial, metadata=metadata)
     except (OSError, SafetensorError) as error:
         raise Unavailable(f"{path} cannot be written: {error}") from error
@@ -113,7 +113,7 @@ def _read(path: Path, files: LocalFiles) -> tuple[Mapping[str, str], dict[str, T
         tensors = load(data)  # first: it checks the header
         header = data[_SIZE_BYTES : _SIZE_BYTES + int.from_bytes(data[:_SIZE_BYTES], "little")]
         return json.loads(header).get("__metadata__", {}), tensors
-    with files.reading(path) as plain, safe_open(plain, framework="pt") as handle:
+    with files.open_plain(path) as plain, safe_open(plain, framework="pt") as handle:
         tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
         return handle.metadata() or {}, tensors
 

@@ -24,10 +24,10 @@ from urllib.parse import quote
 from swarm_ft.errors import BadSnapshot, SwarmError
 from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.private_files import replacing
+from swarm_ft.private_files import atomic_write
 from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, MAX_CHUNKS, ChunkList, ShardName
-from swarm_ft.protocol.spec.bounds import DIGEST, Name, Range, checked
+from swarm_ft.protocol.spec.bounds import DIGEST, Name, Range, check_bound
 from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS, RunSpec
@@ -146,7 +146,7 @@ def manifest_from_json(data: bytes) -> Manifest:
         document = json.loads(data)
         _check_version(_count(document["version"], MAX_STEPS))
         return Manifest(
-            run_id=RunId(checked("run", document["run"], Name())),
+            run_id=RunId(check_bound("run", document["run"], Name())),
             spec_digest=_digest(document["spec"]),
             step=StepNumber(_count(document["step"], MAX_STEPS)),
             epoch=_count(document["epoch"], MAX_STEPS),
@@ -166,7 +166,7 @@ def _check_version(version: int) -> None:
             f"expected version {VERSION}, got {version}, which a later swarm-ft wrote; update "
             "this one"
         )
-    checked("version", version, Range(VERSION, VERSION))
+    check_bound("version", version, Range(VERSION, VERSION))
 
 
 def _entry(shard: dict[str, Any]) -> SavedStage:
@@ -182,11 +182,11 @@ def _count(value: object, high: int) -> int:
     # Python accepts 1.0 and true for the integers that they equal.
     if type(value) is not int:
         raise TypeError(f"expected an integer, got {value!r:.40}")
-    return checked("number", value, Range(0, high))
+    return check_bound("number", value, Range(0, high))
 
 
 def _digest(value: object) -> bytes:
-    return checked("digest", bytes.fromhex(str(value)), DIGEST)
+    return check_bound("digest", bytes.fromhex(str(value)), DIGEST)
 
 
 MANIFEST = "manifest.json"
@@ -250,13 +250,13 @@ class SnapshotStore:
             )
         self._files.write(f"{folder}/{MANIFEST}", manifest.to_json())
 
-    def prune(self, run_id: RunId, kept: Collection[StepNumber]) -> None:
+    def prune(self, run_id: RunId, steps: Collection[StepNumber]) -> None:
         """Remove a run's snapshots but those of these steps, and unfinished ones.
 
         A folder newer than the newest of these steps stays: it may become a snapshot.
         """
         for step in self._steps(run_id):
-            if step < max(kept, default=0) and step not in kept:
+            if step < max(steps, default=0) and step not in steps:
                 # The manifest goes first: a half-removed snapshot does not count.
                 self._files.remove(f"{self._folder(run_id, step)}/{MANIFEST}")
                 self._files.remove_folder(self._folder(run_id, step))
@@ -296,7 +296,7 @@ class SnapshotStore:
             self._check(name, entry, self._files.chunks(self._shard_path(name)))
             return self._files.local_path(self._shard_path(name))
         path = folder / f"fetched-{file_stem(name.run_id)}-{name.step:08}-{name.layers}"
-        with replacing(path) as partial:
+        with atomic_write(path) as partial:
             self._files.copy_out(self._shard_path(name), partial)
             self._check(name, entry, chunks_of(partial))
         return path

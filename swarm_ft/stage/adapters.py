@@ -3,7 +3,7 @@
 The base is frozen, except a classifier's head, which trains in full. An adapter's initial values
 follow from the run's seed and its layer's name, by arithmetic with the same result on every
 machine. Replicas therefore begin with the same bits, and a run does not depend on the cut of its
-model. Base layers may have any form of `stage.forms`; adapters and heads are float32.
+model. Base layers may have any form of `stage.weight_formats`; adapters and heads are float32.
 
 Shape suffixes: o outputs, i inputs of a layer, r the rank.
 """
@@ -35,11 +35,11 @@ from swarm_ft.protocol.spec.run_spec import (
 )
 from swarm_ft.stage.architecture import Architecture, block_part
 from swarm_ft.stage.checkpoint import Checkpoint
-from swarm_ft.stage.device import summed
-from swarm_ft.stage.forms import Lazy, in_float32, packing_of, weight_of
-from swarm_ft.stage.heads import drawn
+from swarm_ft.stage.device import sum_in_order
+from swarm_ft.stage.heads import draw_uniform
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.skeleton import is_below
+from swarm_ft.stage.weight_formats import Lazy, in_float32, packing_of, weight_of
 
 if TYPE_CHECKING:  # only runs with adapters import peft, which takes seconds
     from peft import LoraConfig
@@ -192,13 +192,13 @@ def attach(module: StageModule, spec: RunSpec) -> None:
         BadOption: peft rejects a layer.
     """
     module.requires_grad_(False)
-    names = targets_of(module.causal, module.architecture, spec)
-    for layer in map(module.causal.get_submodule, names):
+    names = targets_of(module.model, module.architecture, spec)
+    for layer in map(module.model.get_submodule, names):
         packing = packing_of(layer)
         if packing is not None:  # peft reads the shape here if the layer does not have it
             layer.weight.ds_shape = packing.shape
     if names:
-        _inject(module.causal, names, spec.train)
+        _inject(module.model, names, spec.train)
     for name, layer in _adapted(module).items():
         _initialise(layer, f"{spec.train.seed}/adapter/{name}")
     for head in heads_in(module, spec):  # last, because peft freezes all other weights
@@ -235,7 +235,7 @@ def _config(model: PreTrainedModel, names: Collection[str], train: TrainOptions)
 
 
 def _adapted(module: StageModule) -> dict[str, LoraLayer]:
-    if not hasattr(module.causal, "peft_config"):  # as `_inject` leaves it
+    if not hasattr(module.model, "peft_config"):  # as `_inject` leaves it
         return {}
     from peft.tuners.lora import LoraLayer
 
@@ -251,7 +251,7 @@ def _initialise(layer: LoraLayer, seed: str) -> None:
     """
     base = layer.get_base_layer()
     a_ri, b_or = layer.lora_A[_NAME], layer.lora_B[_NAME]
-    drawn_ri = drawn(seed, a_ri.weight.shape) * (1.0 / math.sqrt(a_ri.weight.shape[1]))
+    drawn_ri = draw_uniform(seed, a_ri.weight.shape) * (1.0 / math.sqrt(a_ri.weight.shape[1]))
     a_ri.weight = _on(base, drawn_ri)
     b_or.weight = _on(base, torch.zeros(b_or.weight.shape))
     if _NAME in layer.lora_magnitude_vector:
@@ -266,7 +266,7 @@ def _on(base: nn.Module, values: Tensor) -> nn.Parameter:
 def _lengths(weight_oi: Tensor) -> Tensor:
     """Return the Euclidean norms of the rows, summed in the same order on every machine."""
     squares = weight_oi.detach().cpu().double().square()
-    return summed(squares, 1)[:, 0].sqrt().float()
+    return sum_in_order(squares, 1)[:, 0].sqrt().float()
 
 
 # ---- results
@@ -282,7 +282,7 @@ def adapter_weights(module: StageModule) -> dict[str, Tensor]:
     if _adapted(module):
         from peft import get_peft_model_state_dict
 
-        found |= get_peft_model_state_dict(module.causal, save_embedding_layers=False)
+        found |= get_peft_model_state_dict(module.model, save_embedding_layers=False)
     return {f"{_PREFIX}{name}": tensor.contiguous() for name, tensor in found.items()}
 
 

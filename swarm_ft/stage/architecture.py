@@ -33,11 +33,11 @@ from swarm_ft.stage.skeleton import (
     ModelConfig,
     base_of,
     build_skeleton,
+    cut_blocks,
     embedded_size,
     fill_buffers,
     is_below,
-    keep,
-    refused,
+    uncuttable_error,
 )
 
 EMBED_PART = "embeddings"
@@ -144,7 +144,7 @@ def check_seq_length(architecture: Architecture, seq_length: int) -> None:
 
 # ---- a model and the findings about it
 
-Given = Sequence[tuple[str, object]]
+BlockInputs = Sequence[tuple[str, object]]
 """Inputs of a block by name; for an unchanged weight of the model, its name."""
 
 
@@ -155,12 +155,12 @@ class Anatomy:
     Attributes:
         skeleton: Model of `build_skeleton`; change only copies of it.
         architecture: Names of its parts.
-        given: Inputs of each block beside its hidden states.
+        block_inputs: Inputs of each block beside its hidden states.
     """
 
     skeleton: PreTrainedModel
     architecture: Architecture
-    given: Sequence[Given]
+    block_inputs: Sequence[BlockInputs]
 
     def cut(self, layers: LayerRange) -> PreTrainedModel:
         """Return a stage of the model: its blocks, and the modules around them that it needs.
@@ -172,9 +172,9 @@ class Anatomy:
         around = (*found.embeddings, *found.shared, *found.ends)
         absent = (*found.embeddings,) if layers.start > 0 else ()
         absent += (*found.ends,) if layers.stop < found.num_blocks else ()
-        keep(stage, found.blocks, layers, absent)
+        cut_blocks(stage, found.blocks, layers, absent)
         own = _traced(stage, found.blocks, tuple(p for p in around if p not in absent), layers)
-        _compare(stage, self.given[layers.start : layers.stop], own.given)
+        _compare(stage, self.block_inputs[layers.start : layers.stop], own.given)
         return stage
 
 
@@ -231,14 +231,14 @@ def _taken_apart(skeleton: PreTrainedModel) -> Anatomy:
         head=head,
         positions=_positions(skeleton, table, before),
     )
-    return Anatomy(skeleton=skeleton, architecture=architecture, given=trace.given)
+    return Anatomy(skeleton=skeleton, architecture=architecture, block_inputs=trace.given)
 
 
 # ---- the role of each module
 
 
 def _refused(skeleton: PreTrainedModel, why: str) -> BadModel:
-    return refused(skeleton.config, why)
+    return uncuttable_error(skeleton.config, why)
 
 
 def _check_kind(skeleton: PreTrainedModel) -> None:
@@ -364,7 +364,7 @@ class _Trace:
     """
 
     called: list[str] = field(default_factory=list)
-    given: list[Given] = field(default_factory=list)
+    given: list[BlockInputs] = field(default_factory=list)
     shared: set[str] = field(default_factory=set)
 
 
@@ -555,7 +555,9 @@ def _name_or_value(skeleton: PreTrainedModel, value: object) -> object:
     return next((name for name, own in skeleton.named_parameters() if own is value), value)
 
 
-def _compare(skeleton: PreTrainedModel, whole: Sequence[Given], own: Sequence[Given]) -> None:
+def _compare(
+    skeleton: PreTrainedModel, whole: Sequence[BlockInputs], own: Sequence[BlockInputs]
+) -> None:
     for one, other in zip(whole, own, strict=False):
         for (name, value), (_, again) in zip(one, other, strict=False):
             if not _is_same(value, again):

@@ -403,7 +403,7 @@ class OpenStep(Generic[Graph, Left]):
         number: Number of the step.
         num_targets: Target tokens of the whole step; the loss is their mean.
         graphs: Graphs of microbatches after their forward.
-        left: Operands of the weight gradients, of microbatches after their backward.
+        products: Operands of the weight gradients, of microbatches after their backward.
         counted: Microbatches whose gradients are summed.
 
     Raises:
@@ -413,7 +413,7 @@ class OpenStep(Generic[Graph, Left]):
     number: StepNumber
     num_targets: int
     graphs: dict[MicrobatchIndex, Graph] = field(default_factory=dict)
-    left: dict[MicrobatchIndex, Left] = field(default_factory=dict)
+    products: dict[MicrobatchIndex, Left] = field(default_factory=dict)
     counted: set[MicrobatchIndex] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -428,11 +428,11 @@ class OpenStep(Generic[Graph, Left]):
         Raises:
             OutOfTurn: Another step is open, other microbatches count, or one is half done.
         """
-        if (self.number, self.counted) != (step, counted) or self.left:
+        if (self.number, self.counted) != (step, counted) or self.products:
             raise OutOfTurn(
                 f"step {step} cannot be resumed with microbatches {sorted(counted)}: step "
                 f"{self.number} is under way, with {sorted(self.counted)}, and half of "
-                f"{sorted(self.left)}"
+                f"{sorted(self.products)}"
             )
         self.graphs.clear()
 
@@ -444,7 +444,7 @@ class OpenStep(Generic[Graph, Left]):
         """
         if microbatch in self.counted:
             raise OutOfTurn(f"step {self.number}: microbatch {microbatch} is counted already")
-        if microbatch in self.left:
+        if microbatch in self.products:
             raise OutOfTurn(f"step {self.number}: microbatch {microbatch} has had its backward")
 
     def graph_of(self, microbatch: MicrobatchIndex) -> Graph:
@@ -469,12 +469,12 @@ class OpenStep(Generic[Graph, Left]):
         Raises:
             OutOfTurn: The microbatch had no backward, or counts already.
         """
-        if microbatch not in self.left:
+        if microbatch not in self.products:
             raise OutOfTurn(
                 f"step {self.number}: microbatch {microbatch} had no backward, or counts already"
             )
         self.counted.add(microbatch)
-        return self.left.pop(microbatch)
+        return self.products.pop(microbatch)
 
     def check_complete(self) -> None:
         """Check that no microbatch is half done.
@@ -482,8 +482,8 @@ class OpenStep(Generic[Graph, Left]):
         Raises:
             OutOfTurn: One is.
         """
-        if self.left:
+        if self.products:
             raise OutOfTurn(
-                f"step {self.number}: the weights' gradients of microbatches {sorted(self.left)} "
+                f"step {self.number}: weights' gradients of microbatches {sorted(self.products)} "
                 f"are still to be computed"
             )

@@ -43,9 +43,8 @@ from swarm_ft.stage.architecture import (
     settings_text,
 )
 from swarm_ft.stage.conversion import TORCH_DTYPES, Recipe, recipes_for
-from swarm_ft.stage.forms import SCALES, Form, Forms, Packing, own_linears
 from swarm_ft.stage.generation import end_tokens_in, save_generation_settings
-from swarm_ft.stage.heads import begun, config_for, head_of
+from swarm_ft.stage.heads import config_for, head_of, initial_tensor
 from swarm_ft.stage.names import check_model_place
 from swarm_ft.stage.skeleton import ModelConfig, is_below
 from swarm_ft.stage.source import (
@@ -55,9 +54,10 @@ from swarm_ft.stage.source import (
     one_line,
     open_tensor_files,
 )
-from swarm_ft.stage.stored import AnyTensor, StoredTensor, TensorDigest, fill, pieces_of
+from swarm_ft.stage.tensor_files import AnyTensor, StoredTensor, TensorDigest, fill, pieces_of
 from swarm_ft.stage.tokenizer import exported_pad_token_id, prepare_for_classes, tokenizer_in
-from swarm_ft.stage.unused import Unused, find_unused
+from swarm_ft.stage.unused_tensors import Unused, find_unused
+from swarm_ft.stage.weight_formats import SCALES, Packing, WeightFormat, WeightFormats, own_linears
 
 _PROBLEM_TYPES = {TaskKind.CLASSIFICATION: "single_label_classification"}
 _CODE_FIELDS = frozenset({"auto_map", "custom_pipelines"})
@@ -192,7 +192,7 @@ class Checkpoint:
         *,
         device: torch.device = CPU,
         tie: bool = False,
-        forms: Forms | None = None,
+        forms: WeightFormats | None = None,
     ) -> dict[str, Tensor]:
         """Load the tensors of these blocks in float32, checked against the run's digests.
 
@@ -243,7 +243,7 @@ class Checkpoint:
         return named
 
     def blank(
-        self, layers: LayerRange, model: ModelSpec, *, tie: bool, forms: Forms
+        self, layers: LayerRange, model: ModelSpec, *, tie: bool, forms: WeightFormats
     ) -> dict[str, Tensor]:
         """Return tensors like those of `load` without values; nothing is read or checked."""
         names = [name for part in _parts_of(layers, model) for name in self._parts[part]]
@@ -345,14 +345,14 @@ class Checkpoint:
         used = {name for recipe in self._recipes.values() for name in recipe.stored}
         found = find_unused(self._skeleton, self.architecture.blocks, self._files.names, used)
         if found.refusal:
-            raise self._source.refused(found.refusal)
+            raise self._source.error(found.refusal)
         return found
 
     def _check_complete(self) -> None:
         for name in self._own:
             may_lack = name == self._head and self._may_tie
             if name not in self._recipes and not may_lack and not self._begins(name):
-                raise self._source.refused(
+                raise self._source.error(
                     f"its config needs a tensor {name}, which its safetensors lack"
                 )
 
@@ -388,7 +388,7 @@ class Checkpoint:
         requested = dict.fromkeys(names)
         spread = float(getattr(self.config, "initializer_range", None) or SPREAD)
         for name in filter(self._begins, requested):
-            yield name, begun(name, self._own[name].shape, self._seed, spread)
+            yield name, initial_tensor(name, self._own[name].shape, self._seed, spread)
         wanted = dict.fromkeys(name for name in requested if not self._begins(name))
         recipes = {id(self._recipes[name]): self._recipes[name] for name in wanted}
         with self._files.reading() as read:
@@ -405,7 +405,7 @@ class Checkpoint:
             wholes = {name: tensor.whole() for name, tensor in stored.items()}
             return {**recipe.follow(self._skeleton, wholes)}
         except Exception as exc:
-            raise self._source.refused(
+            raise self._source.error(
                 f"tensor {recipe.makes[0]} cannot be assembled from "
                 f"{', '.join(recipe.stored)[:200]} ({one_line(exc)})"
             ) from exc
@@ -415,18 +415,18 @@ class Checkpoint:
         try:
             yield
         except OSError as exc:
-            raise self._source.refused(f"cannot read tensor {name} ({one_line(exc)})") from exc
+            raise self._source.error(f"cannot read tensor {name} ({one_line(exc)})") from exc
 
     def _checked(self, name: str, tensor: AnyTensor) -> AnyTensor:
         own = self._own[name]
         is_code = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
         if is_code or tensor.dtype.is_floating_point != own.is_floating_point():
-            raise self._source.refused(
+            raise self._source.error(
                 f"tensor {name} is {tensor.dtype}; expected {own.dtype} (quantised checkpoints "
                 f"cannot be trained)"
             )
         if tensor.shape != own.shape:
-            raise self._source.refused(
+            raise self._source.error(
                 f"tensor {name} is {list(tensor.shape)}; its config says {list(own.shape)}"
             )
         return tensor
@@ -539,7 +539,7 @@ def anatomy_in(source: Source, config: ModelConfig, task: Task) -> Anatomy:
     try:
         return anatomy_of(config, task)
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
-        raise source.refused(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
+        raise source.error(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
 
 
 def labels_of(reference: str, task: Task) -> tuple[str, ...]:
@@ -594,12 +594,12 @@ def read_config(source: Source, task: Task) -> ModelConfig:
         fields = json.loads(path.read_text(encoding="utf-8"))
         check_model_type(str(fields["model_type"]), task)
     except (OSError, ValueError, LookupError, TypeError) as exc:
-        raise source.refused(f"{CONFIG_FILE} is unreadable or names no model_type") from exc
+        raise source.error(f"{CONFIG_FILE} is unreadable or names no model_type") from exc
     _check_not_quantised(source, fields)
     try:
         config: ModelConfig = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
     except (OSError, ValueError, TypeError, LookupError, StrictDataclassError) as exc:
-        raise source.refused(f"{CONFIG_FILE} cannot be used ({one_line(exc)})") from exc
+        raise source.error(f"{CONFIG_FILE} cannot be used ({one_line(exc)})") from exc
     return config
 
 
@@ -617,7 +617,7 @@ def _check_not_quantised(source: Source, fields: Mapping[str, object]) -> None:
         if path is not None and _names_algorithm(path):
             found.append(f"it has {name}")
     if found:
-        raise source.refused(f"quantised checkpoints cannot be trained; {found[0]}")
+        raise source.error(f"quantised checkpoints cannot be trained; {found[0]}")
 
 
 def _names_algorithm(path: Path) -> bool:
@@ -645,7 +645,7 @@ def _digest_in(model: ModelSpec, part: str) -> bytes:
 
 
 def _placed(
-    tensor: AnyTensor, form: Form, pieces: Iterator[Tensor], device: torch.device
+    tensor: AnyTensor, form: WeightFormat, pieces: Iterator[Tensor], device: torch.device
 ) -> dict[str, Tensor]:
     """Return a tensor in its form, by the suffixes of its names; integers stay as they are."""
     if isinstance(form, Packing):

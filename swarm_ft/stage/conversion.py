@@ -89,13 +89,15 @@ def recipes_for(model: PreTrainedModel, stored_names: Iterable[str]) -> dict[str
     return found
 
 
-def as_published(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_published(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the names and division of `save_pretrained`; parts may be views."""
     published: dict[str, Tensor] = revert_weight_conversion(model, tensors)
     return published
 
 
-def stored_as(model: PreTrainedModel, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_for_storage(
+    model: PreTrainedModel, name: str, tensor: Tensor, dtype: torch.dtype
+) -> Tensor:
     """Return a tensor in the dtype in which it is stored in a file of this dtype.
 
     Tensors that transformers always computes in float32, such as routers' biases, stay float32, and

@@ -107,7 +107,7 @@ def total_memory_bytes(device: torch.device) -> int | None:
     return systems.total_memory_bytes()
 
 
-def keep_within(device: torch.device, memory_bytes: int) -> None:
+def limit_memory(device: torch.device, memory_bytes: int) -> None:
     """Limit the GPU memory of torch in this process; allocations beyond the limit fail."""
     if device.type == "cuda":
         share = memory_bytes / torch.cuda.get_device_properties(device).total_memory
@@ -146,7 +146,7 @@ def begin_codec_thread(device: torch.device) -> None:
         torch.cuda.set_stream(own)
 
 
-def handed_over(x: Tensor) -> Tensor:
+def share_with_default_stream(x: Tensor) -> Tensor:
     """Mark a tensor of a codec thread as used by the default stream, and return it."""
     if x.is_cuda:
         x.record_stream(torch.cuda.default_stream(x.device))
@@ -166,7 +166,7 @@ def summable(tensor: Tensor) -> Tensor:
     return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
-def summed(tensor: Tensor, dim: int) -> Tensor:
+def sum_in_order(tensor: Tensor, dim: int) -> Tensor:
     """Return the sum over a dimension, which stays with size 1, in a fixed order of additions.
 
     Halves are added to halves, with the same result on every machine.
@@ -180,7 +180,7 @@ def summed(tensor: Tensor, dim: int) -> Tensor:
 
 
 @contextmanager
-def drawing_apart(device: torch.device) -> Iterator[None]:
+def preserve_rng(device: torch.device) -> Iterator[None]:
     """Restore torch's random generators after the context."""
     apple = torch.mps.get_rng_state() if device.type == "mps" else None  # `fork_rng` omits it
     try:

@@ -23,7 +23,7 @@ def num_scales(count: int) -> int:
     return -(-count // BLOCK)
 
 
-def encoded(values_n: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
+def encode(values_n: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     """Return the nearest code of each value, uint8 [n], and scales, float32 [num_scales(n)].
 
     Args:
@@ -42,7 +42,7 @@ def encoded(values_n: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     return codes.to(torch.uint8), scales
 
 
-def decoded(codes_n: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
+def decode(codes_n: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
     """Return the values [n] in float32 of codes and scales of `encoded`."""
     shares = _tensor(_values(signed), codes_n.device)[codes_n.int()]
     return shares.mul_(_spread(scales, len(codes_n)))

@@ -24,21 +24,21 @@ from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, ModelSpec, RunSpec
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL, SECOND
 from swarm_ft.protocol.spec.sampling import Sampling
 from swarm_ft.protocol.spec.tasks import CausalLm, task_of
+from swarm_ft.stage.activation_memory import MicrobatchMemory, Storages
 from swarm_ft.stage.adapters import attach, heads_in
 from swarm_ft.stage.architecture import SHARED_PART, Architecture, check_seq_length
 from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
-from swarm_ft.stage.choosing import choose
 from swarm_ft.stage.chunked_loss import Chunks
 from swarm_ft.stage.conversion import TORCH_DTYPES
 from swarm_ft.stage.device import synchronise
 from swarm_ft.stage.finite import is_finite, origin_in
-from swarm_ft.stage.forms import Forms, frozen_forms, prepare
 from swarm_ft.stage.heads import FLOAT32_ALONE, counts_by_class
-from swarm_ft.stage.held import HeldBytes, Storages
-from swarm_ft.stage.kept import TRIED, Keeping, StageCache, try_out
-from swarm_ft.stage.module import DropoutSeeds, StageModule, tokens_among
+from swarm_ft.stage.kv_cache import TRIAL_PARTS, CacheLayout, StageCache, probe_cache
+from swarm_ft.stage.module import DropoutSeeds, StageModule, token_mask
 from swarm_ft.stage.routers import balance_loss, check_routers, experts_per_token
+from swarm_ft.stage.sampling import choose
 from swarm_ft.stage.skeleton import ModelConfig, reports_router
+from swarm_ft.stage.weight_formats import WeightFormats, frozen_formats, prepare
 from swarm_ft.stage.weight_products import WeightProduct
 from swarm_ft.stage.weights import StageWeights
 
@@ -170,7 +170,7 @@ class Weights(Protocol):
         *,
         device: torch.device,
         tie: bool,
-        forms: Forms,
+        forms: WeightFormats,
     ) -> dict[str, Tensor]:
         """Load the tensors of these blocks; see `Checkpoint.load`."""
 
@@ -218,9 +218,9 @@ class StageEngine:
         self._is_narrow = dtype is torch.bfloat16
         self._autocast = torch.autocast(device.type, torch.bfloat16, self._is_narrow)
         self._weights: StageWeights | None = None
-        self._held = HeldBytes()
+        self._held = MicrobatchMemory()
         self._step: _Step | None = None
-        self._keeping: Keeping | None = None
+        self._keeping: CacheLayout | None = None
 
     @property
     def _num_outputs(self) -> int:
@@ -235,7 +235,7 @@ class StageEngine:
     def microbatch_bytes(self) -> int:
         """Measured bytes of a full microbatch; see `Engine`."""
         train = self._spec.train
-        return self._held.of(train.micro_batch_size * train.seq_length)
+        return self._held.estimate(train.micro_batch_size * train.seq_length)
 
     @property
     def weights(self) -> StageWeights:
@@ -265,7 +265,7 @@ class StageEngine:
         check_routers(self._checkpoint.config, train)
         module = StageModule(self._checkpoint.config, self.layers, self._task)
         whole = (*heads_in(module, self._spec), *module.architecture.shared)
-        forms = frozen_forms(module, module.architecture.blocks, self._spec, whole)
+        forms = frozen_formats(module, module.architecture.blocks, self._spec, whole)
         prepare(module, forms)
         # Tied ends in one stage may be one tensor: frozen, or one parameter, see below.
         tensors = self._checkpoint.load(
@@ -340,7 +340,7 @@ class StageEngine:
         if self.has_backward:
             step.graphs[microbatch] = graph
         else:
-            step.left[microbatch] = []
+            step.products[microbatch] = []
         return graph.output.detach()
 
     def forward_backward(
@@ -350,7 +350,7 @@ class StageEngine:
         step = self.open_step
         check_labels(labels, x, self._num_outputs)
         graph = self._run(step, microbatch, x, lengths)
-        step.left[microbatch] = []  # set first, so that a failure leaves the step half done
+        step.products[microbatch] = []  # set first, so that a failure leaves the step half done
         with self._autocast:
             chunks = self._chunks(graph.output, labels)
             loss, gradient = self._loss_and_gradient(chunks, step.num_targets)
@@ -450,14 +450,14 @@ class StageEngine:
             self._keeping = self._probe_cache()
         return StageText(self, max_tokens, self._keeping)
 
-    def _probe_cache(self) -> Keeping:
-        size = 1, sum(TRIED)
+    def _probe_cache(self) -> CacheLayout:
+        size = 1, sum(TRIAL_PARTS)
         x = torch.arange(size[1])[None] % self._spec.model.vocab_size
         if not self.is_first:
             random = torch.Generator().manual_seed(0)
             x = torch.randn(*size, self._spec.model.hidden_size, generator=random)
         rtol = TRIED_BFLOAT16_RTOL if self._is_narrow else TRIED_RTOL
-        return try_out(self._checkpoint.config, self.layers, x, self.read, rtol)
+        return probe_cache(self._checkpoint.config, self.layers, x, self.read, rtol)
 
     def empty_cache(self) -> StageCache:
         """Return an empty cache for a text."""
@@ -622,7 +622,7 @@ class StageEngine:
         """Return the part of the step's router loss that these blocks have for a microbatch."""
         if not logits:
             return None
-        is_token = None if lengths is None else tokens_among(x, lengths).flatten()
+        is_token = None if lengths is None else token_mask(x, lengths).flatten()
         num_chosen = experts_per_token(self._checkpoint.config)
         train, num_blocks = self._spec.train, self._spec.model.num_blocks
         part = len(x) / train.batch_size / num_blocks
@@ -633,14 +633,16 @@ class StageEngine:
     ) -> Tensor | None:
         """Compute all gradients except those of linear weights; return the input gradient."""
         step, linears = self.open_step, self.weights.linears
-        left = step.left[microbatch] = []  # set first, so that a failure leaves the step half done
+        left = step.products[
+            microbatch
+        ] = []  # set first, so that a failure leaves the step half done
         # With adapters the stage's first blocks may have nothing that trains.
         roots = {root: gradient, **({graph.aside: None} if graph.aside is not None else {})}
         wanted = {one: of_one for one, of_one in roots.items() if one.requires_grad}
         if wanted:
             torch.autograd.backward(tuple(wanted), tuple(wanted.values()))
         left += linears.take()
-        self._held.saw(Storages.of(tensor for product in left for tensor in product.tensors))
+        self._held.record(Storages.of(tensor for product in left for tensor in product.tensors))
         return self._input_gradient(microbatch, graph.x.grad)
 
     def _input_gradient(
@@ -682,7 +684,7 @@ class StageText:
         cache: Cache of the text.
     """
 
-    def __init__(self, engine: StageEngine, max_tokens: int, keeping: Keeping) -> None:
+    def __init__(self, engine: StageEngine, max_tokens: int, keeping: CacheLayout) -> None:
         self._engine = engine
         self._keeping = keeping
         self.cache = engine.empty_cache()
@@ -699,7 +701,7 @@ class StageText:
         if room < 1:
             raise MalformedMessage(f"expected {self._max_tokens} tokens of a text, got another one")
         self._engine.check_input(x, room)
-        singly = self._keeping.singly and self._num_tokens > 0
+        singly = self._keeping.one_token_at_a_time and self._num_tokens > 0
         parts = torch.split(x, 1, dim=1) if singly else (x,)
         output = torch.cat([self._engine.read(part, self.cache) for part in parts], dim=1)
         self._num_tokens += x.shape[1]

@@ -26,9 +26,9 @@ def generation_settings(source: Source) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
     except (OSError, ValueError) as exc:
-        raise source.refused(f"{GENERATION_FILE} is unreadable ({one_line(exc)})") from exc
+        raise source.error(f"{GENERATION_FILE} is unreadable ({one_line(exc)})") from exc
     if not isinstance(settings, dict):
-        raise source.refused(f"{GENERATION_FILE} is unreadable (expected an object)")
+        raise source.error(f"{GENERATION_FILE} is unreadable (expected an object)")
     return settings
 
 
@@ -41,7 +41,7 @@ def end_tokens_in(source: Source, config: ModelConfig) -> tuple[int, ...]:
     ends = generation_settings(source).get("eos_token_id", getattr(config, "eos_token_id", None))
     several = ends if isinstance(ends, list) else [ends]
     if not all(end is None or isinstance(end, int) for end in several):
-        raise source.refused(f"{GENERATION_FILE} is unreadable (eos_token_id: {ends!a:.80})")
+        raise source.error(f"{GENERATION_FILE} is unreadable (eos_token_id: {ends!a:.80})")
     return tuple(end for end in several if end is not None)
 
 

@@ -41,17 +41,17 @@ FLOAT32_ALONE = frozenset({"deberta"})
 """Model types whose code fails in autocast: it masks bfloat16 scores with the least float32."""
 
 
-class Ending(Protocol):
+class OutputHead(Protocol):
     """The part of a stage that a head uses."""
 
     @property
-    def sees_all(self) -> bool:
+    def is_bidirectional(self) -> bool:
         """Whether tokens see later tokens, as in encoders."""
 
     def logits(self, hidden_btc: Tensor) -> Tensor:
         """Return the whole model's logits for its last block's output, one row a position."""
 
-    def normed(self, hidden_btc: Tensor) -> Tensor:
+    def normalise(self, hidden_btc: Tensor) -> Tensor:
         """Return the normalised output of the last block, without the head."""
 
     def scores(self, normed: Tensor) -> Tensor:
@@ -78,16 +78,16 @@ class Head:
     words: str
     examples: str
     is_new: bool
-    select: Callable[[Ending, Tensor, Tensor], tuple[Tensor, Tensor]]
-    judge: Callable[[Ending, Tensor], Tensor]
+    select: Callable[[OutputHead, Tensor, Tensor], tuple[Tensor, Tensor]]
+    judge: Callable[[OutputHead, Tensor], Tensor]
 
 
-def _next_tokens(_: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
+def _next_tokens(_: OutputHead, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
     """Select the tokens that predict the next token: position t predicts that of t + 1."""
     return _tokens(hidden_btc[:, :-1], labels_bt[:, 1:])
 
 
-def _each(_: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
+def _each(_: OutputHead, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
     """Select the tokens that have a class."""
     return _tokens(hidden_btc, labels_bt)
 
@@ -100,23 +100,23 @@ def _tokens(hidden_btc: Tensor, targets_bt: Tensor) -> tuple[Tensor, Tensor]:
     return hidden_btc[is_target_bt][:, None], targets_bt[is_target_bt]
 
 
-def _of_tokens(stage: Ending, rows_n1c: Tensor) -> Tensor:
+def _of_tokens(stage: OutputHead, rows_n1c: Tensor) -> Tensor:
     """Compute logits of tokens with the whole model's own code."""
     return stage.logits(rows_n1c).flatten(0, 1)
 
 
-def _of_all(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
+def _of_all(stage: OutputHead, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
     """Select the tokens with their sample's class; for an encoder, which pools, all tokens."""
     is_target_bt = labels_bt != NO_LABEL
-    rows = hidden_btc if stage.sees_all else hidden_btc[is_target_bt][:, None]
+    rows = hidden_btc if stage.is_bidirectional else hidden_btc[is_target_bt][:, None]
     return rows, labels_bt[is_target_bt]
 
 
-def _of_samples(stage: Ending, rows: Tensor) -> Tensor:
+def _of_samples(stage: OutputHead, rows: Tensor) -> Tensor:
     """Compute logits of an encoder's samples [n, T, C], or of a decoder's last tokens [n, 1, C]."""
-    if stage.sees_all:
+    if stage.is_bidirectional:
         return stage.logits(rows)
-    return stage.scores(stage.normed(rows)).flatten(0, 1)
+    return stage.scores(stage.normalise(rows)).flatten(0, 1)
 
 
 _KNOWN = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | ENCODERS
@@ -189,14 +189,14 @@ def counts_by_class(predicted: Tensor, labels: Tensor, num_classes: int) -> tupl
 # ---- weights that begin with drawn numbers
 
 
-def drawn(seed: str, shape: torch.Size) -> Tensor:
+def draw_uniform(seed: str, shape: torch.Size) -> Tensor:
     """Return multiples of 2^-23 in [-1, 1), exact in float32."""
     data = hashlib.shake_128(seed.encode()).digest(4 * shape.numel())
     units = (np.frombuffer(data, "<u4") >> 8).astype(np.float32) - np.float32(1 << 23)
     return torch.from_numpy(units / np.float32(1 << 23)).view(shape)
 
 
-def begun(name: str, shape: torch.Size, seed: int, spread: float) -> Tensor:
+def initial_tensor(name: str, shape: torch.Size, seed: int, spread: float) -> Tensor:
     """Return a head's initial tensor: biases 0, weights uniform with the model's spread.
 
     Args:
@@ -208,4 +208,4 @@ def begun(name: str, shape: torch.Size, seed: int, spread: float) -> Tensor:
     if len(shape) < 2:
         return torch.zeros(shape)
     # The square root of 3 has the same float on every machine, by IEEE 754.
-    return drawn(f"{seed}/head/{name}", shape) * float(np.float32(spread * math.sqrt(3.0)))
+    return draw_uniform(f"{seed}/head/{name}", shape) * float(np.float32(spread * math.sqrt(3.0)))

@@ -189,12 +189,12 @@ class HubCache:
         sizes = source.repository.sizes
         for name in (CONFIG_FILE, INDEX_FILE):
             if sizes.get(name, 0) > MAX_SETTINGS_BYTES:
-                raise source.refused(f"{name} has {sizes[name]} bytes")
+                raise source.error(f"{name} has {sizes[name]} bytes")
         source.require(CONFIG_FILE)
         total = sizes[SINGLE_FILE] if SINGLE_FILE in sizes else _indexed_bytes(source)
         most = most_bytes(model)
         if total > most:
-            raise source.refused(
+            raise source.error(
                 f"its weights have {total} bytes; expected {most} at most, by what the job says "
                 "of its model"
             )
@@ -306,10 +306,10 @@ def _indexed_bytes(source: HubSource) -> int:
         files = {str(file) for file in index["weight_map"].values()}
         total_bytes = int(index.get("metadata", {}).get("total_size", 0))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise source.refused(f"{INDEX_FILE} has no readable weight_map") from error
+        raise source.error(f"{INDEX_FILE} has no readable weight_map") from error
     missing = files - sizes.keys()
     if missing:
-        raise source.refused(f"{INDEX_FILE} names '{min(missing)[:100]}', which does not exist")
+        raise source.error(f"{INDEX_FILE} names '{min(missing)[:100]}', which does not exist")
     return max(total_bytes, sum(sizes[file] for file in files))
 
 

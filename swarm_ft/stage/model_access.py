@@ -41,7 +41,7 @@ UNAVAILABLE = (
     "a public hub id for which it has room (--model-disk); the peer's log has the reason"
 )
 NOT_ALLOWED = "this peer does not allow this model"
-TELLABLE = (
+CLIENT_VISIBLE_ERRORS = (
     BadLayers,
     ModelDiffers,
     ModelNotAllowed,
@@ -57,7 +57,7 @@ OpenFromHub = Callable[[ModelSpec], Source]
 
 def refusal_of(error: BadInput) -> BadInput:
     """Return the error that a client may see, for one from opening or loading a model."""
-    if isinstance(error, TELLABLE):
+    if isinstance(error, CLIENT_VISIBLE_ERRORS):
         return error
     return ModelUnavailable(UNAVAILABLE, private=error.private or error.message)
 

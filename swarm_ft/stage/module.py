@@ -34,25 +34,25 @@ from swarm_ft.stage.architecture import (
     block_part,
 )
 from swarm_ft.stage.base import Lengths, is_packed, tokens_of
-from swarm_ft.stage.device import drawing_apart
-from swarm_ft.stage.heads import head_of
-from swarm_ft.stage.packed import (
+from swarm_ft.stage.device import preserve_rng
+from swarm_ft.stage.document_packing import (
     MASKED_TOKENS,
-    TRIED_SIZE,
+    TRIAL_SIZE,
     Outputs,
-    apart,
+    compute_packed,
+    compute_separately,
     masks_documents,
-    together,
 )
+from swarm_ft.stage.heads import head_of
 from swarm_ft.stage.rope import LengthDependence
 from swarm_ft.stage.skeleton import (
-    RECORDED,
+    ROUTER_LOGITS,
     ModelConfig,
     base_of,
     embedded_size,
     fill_buffers,
-    sees_all,
-    tells_texts,
+    has_token_types,
+    is_bidirectional,
 )
 
 # ---- dropout with the same numbers in every replay
@@ -133,7 +133,7 @@ class StageModule(nn.Module):
         model.get_submodule(self.architecture.blocks).called_by = self._range.proxy
 
     @property
-    def causal(self) -> PreTrainedModel:
+    def model(self) -> PreTrainedModel:
         """Model with its head, as far as the stage has it."""
         return self._unnamed[0]
 
@@ -151,7 +151,7 @@ class StageModule(nn.Module):
             BadModel: A buffer that no checkpoint has cannot be computed.
         """
         self.load_state_dict(tensors, strict=True, assign=True)
-        fill_buffers(self.causal)
+        fill_buffers(self.model)
         if device.type != "cpu":  # the tensors are on the CPU otherwise
             self.to(device)
         if tie:
@@ -191,9 +191,9 @@ class StageModule(nn.Module):
         return self.get_parameter(self.architecture.head_weight)
 
     @property
-    def sees_all(self) -> bool:
+    def is_bidirectional(self) -> bool:
         """Whether tokens see later tokens; see `Ending`."""
-        return sees_all(self.causal.config)
+        return is_bidirectional(self.model.config)
 
     def forward(
         self,
@@ -209,16 +209,16 @@ class StageModule(nn.Module):
                 device.
             dropout: Seeds; None if the module is in eval mode, which draws nothing.
             lengths: See `Lengths`.
-            cache: Cache of the tokens before, see `stage.kept`, to which these are added.
+            cache: Cache of the tokens before, see `stage.kv_cache`, to which these are added.
         """
-        base = base_of(self.causal)[1]
+        base = base_of(self.model)[1]
         if cache is not None:
             return self._run_blocks(partial(base, past_key_values=cache), x, dropout, cache)[0]
         return self._compute(base, x, dropout, lengths)[0]
 
     def routed(self, x: Tensor, dropout: DropoutSeeds | None, lengths: Lengths) -> Outputs:
         """Compute hidden states, and router logits [B T, experts] of each block with a router."""
-        base = partial(base_of(self.causal)[1], output_router_logits=True)
+        base = partial(base_of(self.model)[1], output_router_logits=True)
         return self._compute(base, x, dropout, lengths)
 
     def _compute(
@@ -232,9 +232,9 @@ class StageModule(nn.Module):
             return self._run_blocks(partial(base, **named), x, seeds)
 
         if self._by_length:
-            return apart(run, x, lengths, self._by_length.kind_of)
+            return compute_separately(run, x, lengths, self._by_length.kind_of)
         is_together = x.shape[1] <= MASKED_TOKENS and self.masks_documents
-        return (together if is_together else apart)(run, x, lengths)
+        return (compute_packed if is_together else compute_separately)(run, x, lengths)
 
     @property
     def masks_documents(self) -> bool:
@@ -247,11 +247,11 @@ class StageModule(nn.Module):
         return self._masks_documents
 
     def _try_masks(self) -> bool:
-        base, config = base_of(self.causal)[1], self.causal.config
-        x = torch.arange(math.prod(TRIED_SIZE)).view(TRIED_SIZE) % config.vocab_size
+        base, config = base_of(self.model)[1], self.model.config
+        x = torch.arange(math.prod(TRIAL_SIZE)).view(TRIAL_SIZE) % config.vocab_size
         if not self.is_first:
             random = torch.Generator().manual_seed(0)
-            x = torch.randn(*TRIED_SIZE, config.hidden_size, generator=random)
+            x = torch.randn(*TRIAL_SIZE, config.hidden_size, generator=random)
 
         def run(x: Tensor, part: int = 0, **named: Tensor) -> Outputs:
             return self._run_blocks(partial(base, **named), x, None)
@@ -275,19 +275,19 @@ class StageModule(nn.Module):
     ) -> Outputs:
         self._range.recomputes = self.recomputes
         self._by_length.forget()
-        with nullcontext() if dropout is None else drawing_apart(x.device):
+        with nullcontext() if dropout is None else preserve_rng(x.device):
             if self.is_first:
                 passed = self._range.through(self._reading(base, x), None, dropout, cache)
             else:
                 entered = self._range.without_input(base, x)
                 passed = self._range.through(entered, x, dropout, cache)
         result, hidden = passed
-        return hidden, tuple(getattr(result, RECORDED, None) or ())
+        return hidden, tuple(getattr(result, ROUTER_LOGITS, None) or ())
 
     def _reading(self, base: Callable[..., object], tokens_bt: Tensor) -> Callable[..., object]:
         """Return the base with tokens as its input, and with their text if it distinguishes two."""
         token_ids = tokens_bt % SECOND
-        if not tells_texts(self.causal.config):
+        if not has_token_types(self.model.config):
             return partial(base, input_ids=token_ids)
         return partial(base, input_ids=token_ids, token_type_ids=tokens_bt // SECOND)
 
@@ -295,9 +295,9 @@ class StageModule(nn.Module):
         self, base: Callable[..., object], x: Tensor, lengths: Lengths
     ) -> Callable[..., object]:
         """Return the base with a mask of padding, if its tokens see later tokens."""
-        if lengths is None or not self.sees_all:
+        if lengths is None or not self.is_bidirectional:
             return base
-        return partial(base, attention_mask=tokens_among(x, lengths).long())
+        return partial(base, attention_mask=token_mask(x, lengths).long())
 
     def select(self, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
         """Select the rows that predict a target, see `Head.select`.
@@ -310,7 +310,7 @@ class StageModule(nn.Module):
 
     def judge(self, rows: Tensor) -> Tensor:
         """Compute logits [n, K] in float32 of rows from `select`."""
-        with drawing_apart(rows.device) if self.training else nullcontext():
+        with preserve_rng(rows.device) if self.training else nullcontext():
             return self._head.judge(self, rows).float()
 
     def loss_sum(self, hidden_btc: Tensor, labels_bt: Tensor) -> Tensor:
@@ -320,12 +320,12 @@ class StageModule(nn.Module):
 
     def logits(self, hidden_btc: Tensor) -> Tensor:
         """Return the whole model's logits for its last block's output; see `Ending`."""
-        logits: Tensor = self._range.beyond(self.causal, hidden_btc).logits
+        logits: Tensor = self._range.beyond(self.model, hidden_btc).logits
         return logits
 
-    def normed(self, hidden_btc: Tensor) -> Tensor:
+    def normalise(self, hidden_btc: Tensor) -> Tensor:
         """Return the normalised output of the last block; see `Ending`."""
-        _, base = base_of(self.causal)
+        _, base = base_of(self.model)
         normed: Tensor = self._range.beyond(base, hidden_btc).last_hidden_state
         return normed
 
@@ -335,7 +335,7 @@ class StageModule(nn.Module):
         return scores
 
 
-def tokens_among(x: Tensor, lengths: Sequence[int | tuple[int, ...]]) -> Tensor:
+def token_mask(x: Tensor, lengths: Sequence[int | tuple[int, ...]]) -> Tensor:
     """Return which positions of [B, T, ...] are tokens, not padding; bool [B, T]."""
     places = torch.arange(x.shape[1], device=x.device)
     return places < torch.tensor(tokens_of(lengths), device=x.device)[:, None]

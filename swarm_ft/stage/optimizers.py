@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from swarm_ft.protocol.spec.run_spec import Optim
-from swarm_ft.stage.device import summed
-from swarm_ft.stage.eight_bits import BLOCK, decoded, encoded, num_scales
+from swarm_ft.stage.device import sum_in_order
+from swarm_ft.stage.eight_bits import BLOCK, decode, encode, num_scales
 
 BETAS = (0.9, 0.999)
 """Betas of AdamW in every stage."""
@@ -26,7 +26,7 @@ STEP = "step"
 Groups = list[dict[str, Any]]
 
 
-class Stepper(Protocol):
+class Optimizer(Protocol):
     """The part of a torch optimizer that this package uses."""
 
     param_groups: Groups
@@ -39,7 +39,7 @@ class Stepper(Protocol):
         """Drop the gradients."""
 
 
-class Kept(NamedTuple):
+class StateTensor(NamedTuple):
     """Shape and dtype of a tensor of optimizer state."""
 
     shape: torch.Size
@@ -50,29 +50,29 @@ class Kept(NamedTuple):
         """Bytes of the tensor."""
         return self.shape.numel() * self.dtype.itemsize
 
-    def begun(self, device: torch.device | str = "cpu") -> Tensor:
+    def initial(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the initial tensor, zeros. Counts are on the CPU, as in torch."""
         return torch.zeros(self.shape, dtype=self.dtype, device=device if self.shape else "cpu")
 
 
-KeptByName = dict[str, Kept]
+StateTensors = dict[str, StateTensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OptimizerKind:
     """A kind of optimizer.
 
     Attributes:
         name: Prefix of its names in a stage's state.
-        kept: Returns its state of a weight of some shape, by its own names.
+        state_of: Returns its state of a weight of some shape, by its own names.
         make: Creates it for groups with learning rates and decays.
     """
 
     name: str
-    kept: Callable[[torch.Size], KeptByName]
-    make: Callable[[Groups], Stepper]
+    state_of: Callable[[torch.Size], StateTensors]
+    make: Callable[[Groups], Optimizer]
 
-    def over(self, parameters: Collection[nn.Parameter], weight_decay: float) -> Stepper:
+    def create(self, parameters: Collection[nn.Parameter], weight_decay: float) -> Optimizer:
         """Create the optimizer of these parameters.
 
         Decay spares biases and norms, with one dimension.
@@ -86,13 +86,13 @@ class Kind:
         ]
         return self.make(groups or [{"params": [], "weight_decay": 0.0}])
 
-    def kept_bytes(self, parameters: Iterable[nn.Parameter]) -> int:
+    def state_bytes(self, parameters: Iterable[nn.Parameter]) -> int:
         """Return the bytes of all optimizer state, without the counts of steps."""
-        kept = (one for p in parameters for one in self.kept(p.shape).values() if one.shape)
+        kept = (one for p in parameters for one in self.state_of(p.shape).values() if one.shape)
         return sum(one.nbytes for one in kept)
 
 
-def kind_of(optim: Optim) -> Kind:
+def kind_of(optim: Optim) -> OptimizerKind:
     """Return the kind of a run's optimizer."""
     return _KINDS[optim]
 
@@ -108,7 +108,7 @@ class _Singly(ABC):
         kept: State of a weight, see `Kind`.
     """
 
-    def __init__(self, groups: Groups, kept: Callable[[torch.Size], KeptByName]) -> None:
+    def __init__(self, groups: Groups, kept: Callable[[torch.Size], StateTensors]) -> None:
         self.param_groups: Groups = [{"lr": 0.0, **group} for group in groups]
         self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
         self._state_of = kept
@@ -132,7 +132,7 @@ class _Singly(ABC):
     def _begun(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         kept = self.state[parameter]
         for name, one in self._state_of(parameter.shape).items():
-            kept[name] = one.begun(parameter.device)
+            kept[name] = one.initial(parameter.device)
         return kept
 
     @abstractmethod
@@ -175,15 +175,15 @@ def _mean_squares(kept: dict[str, Tensor], gradient: Tensor, part: float) -> Ten
     if gradient.ndim < 2:
         return _moved(kept["variance"], gradient.square(), part).clone()
     rows, columns = gradient.shape[-2:]
-    row = _moved(kept["row_var"], summed(gradient.square(), -1) / columns, part)
-    column = _moved(kept["col_var"], summed(gradient.square(), -2) / rows, part)
-    return (row * column).div_((summed(row, -2) / rows).clamp_(min=_EPSILON))
+    row = _moved(kept["row_var"], sum_in_order(gradient.square(), -1) / columns, part)
+    column = _moved(kept["col_var"], sum_in_order(gradient.square(), -2) / rows, part)
+    return (row * column).div_((sum_in_order(row, -2) / rows).clamp_(min=_EPSILON))
 
 
 def _root_mean_square(tensor: Tensor) -> float:
     if not tensor.numel():
         return 0.0
-    return math.sqrt(float(summed(tensor.detach().reshape(-1).square(), 0)) / tensor.numel())
+    return math.sqrt(float(sum_in_order(tensor.detach().reshape(-1).square(), 0)) / tensor.numel())
 
 
 # ---- AdamW in 8 bits: a quarter of AdamW's state
@@ -233,7 +233,7 @@ class _Mean:
         values = self.kept[self.name].view(-1)[self.piece]
         if values.dtype is torch.float32:
             return values.clone()
-        values_in = decoded(values, self._scales(), signed=self._is_signed)
+        values_in = decode(values, self._scales(), signed=self._is_signed)
         return values_in if self._is_signed else values_in.square_()
 
     def write(self, means: Tensor) -> None:
@@ -243,7 +243,7 @@ class _Mean:
             values.copy_(means)
             return
         values_in = means if self._is_signed else means.sqrt()
-        codes, scales = encoded(values_in, signed=self._is_signed)
+        codes, scales = encode(values_in, signed=self._is_signed)
         values.copy_(codes)
         self._scales().copy_(scales)
 
@@ -259,51 +259,54 @@ class _Mean:
 # ---- the kinds of optimizers
 
 
-def _adamw_state(shape: torch.Size) -> KeptByName:
-    return {MEAN: Kept(shape), SQUARE: Kept(shape), STEP: Kept(torch.Size())}
+def _adamw_state(shape: torch.Size) -> StateTensors:
+    return {MEAN: StateTensor(shape), SQUARE: StateTensor(shape), STEP: StateTensor(torch.Size())}
 
 
-def _adamw_8bit_state(shape: torch.Size) -> KeptByName:
+def _adamw_8bit_state(shape: torch.Size) -> StateTensors:
     if len(shape) < 2:
         return _adamw_state(shape)
-    codes, scales = Kept(shape, torch.uint8), Kept(torch.Size((num_scales(shape.numel()),)))
+    codes, scales = (
+        StateTensor(shape, torch.uint8),
+        StateTensor(torch.Size((num_scales(shape.numel()),))),
+    )
     means = {MEAN: codes, MEAN + _SCALES: scales, SQUARE: codes, SQUARE + _SCALES: scales}
-    return {**means, STEP: Kept(torch.Size())}
+    return {**means, STEP: StateTensor(torch.Size())}
 
 
-def _adafactor_state(shape: torch.Size) -> KeptByName:
+def _adafactor_state(shape: torch.Size) -> StateTensors:
     if len(shape) < 2:
-        return {"variance": Kept(shape), STEP: Kept(torch.Size())}
-    rows = Kept(torch.Size((*shape[:-1], 1)))
-    columns = Kept(torch.Size((*shape[:-2], 1, shape[-1])))
-    return {"row_var": rows, "col_var": columns, STEP: Kept(torch.Size())}
+        return {"variance": StateTensor(shape), STEP: StateTensor(torch.Size())}
+    rows = StateTensor(torch.Size((*shape[:-1], 1)))
+    columns = StateTensor(torch.Size((*shape[:-2], 1, shape[-1])))
+    return {"row_var": rows, "col_var": columns, STEP: StateTensor(torch.Size())}
 
 
-def _sgd_state(_shape: torch.Size) -> KeptByName:
+def _sgd_state(_shape: torch.Size) -> StateTensors:
     return {}
 
 
-def _adamw(groups: Groups) -> Stepper:
+def _adamw(groups: Groups) -> Optimizer:
     return torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=EPSILON)
 
 
-def _adamw_8bit(groups: Groups) -> Stepper:
+def _adamw_8bit(groups: Groups) -> Optimizer:
     return AdamW8bit(groups, _adamw_8bit_state)
 
 
-def _adafactor(groups: Groups) -> Stepper:
+def _adafactor(groups: Groups) -> Optimizer:
     return Adafactor(groups, _adafactor_state)
 
 
-def _sgd(groups: Groups) -> Stepper:
+def _sgd(groups: Groups) -> Optimizer:
     return torch.optim.SGD(groups, lr=0.0)
 
 
 NEVER_NEGATIVE = {SQUARE, SQUARE + _SCALES, MEAN + _SCALES, "variance", "row_var", "col_var"}
 """State that is never negative: means of squares, and scales."""
 _KINDS = {
-    Optim.ADAMW: Kind("adamw", _adamw_state, _adamw),
-    Optim.ADAMW_8BIT: Kind("adamw-8bit", _adamw_8bit_state, _adamw_8bit),
-    Optim.ADAFACTOR: Kind("adafactor", _adafactor_state, _adafactor),
-    Optim.SGD: Kind("sgd", _sgd_state, _sgd),
+    Optim.ADAMW: OptimizerKind("adamw", _adamw_state, _adamw),
+    Optim.ADAMW_8BIT: OptimizerKind("adamw-8bit", _adamw_8bit_state, _adamw_8bit),
+    Optim.ADAFACTOR: OptimizerKind("adafactor", _adafactor_state, _adafactor),
+    Optim.SGD: OptimizerKind("sgd", _sgd_state, _sgd),
 }

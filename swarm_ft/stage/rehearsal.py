@@ -23,11 +23,11 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TaskKind, TrainOptions
+from swarm_ft.stage.activation_memory import LiveBytes
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.stage.forms import Forms
-from swarm_ft.stage.held import LiveBytes
 from swarm_ft.stage.source import one_line
+from swarm_ft.stage.weight_formats import WeightFormats
 
 aten = torch.ops.aten
 _log = get_logger(__name__)
@@ -59,7 +59,7 @@ class StageMemory:
         return self.held + num_microbatches * self.microbatch + self.temporaries(num_microbatches)
 
 
-def rehearsed(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> StageMemory | None:
+def rehearse_stage(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> StageMemory | None:
     """Return the memory of a stage in float32 on a CPU, for samples of the run's length.
 
     Returns:
@@ -136,7 +136,7 @@ class _Blank:
         *,
         device: torch.device,
         tie: bool,
-        forms: Forms,
+        forms: WeightFormats,
     ) -> dict[str, Tensor]:
         """Return tensors without values; see `Checkpoint.load`."""
         fake = FakeTensorMode(allow_non_fake_inputs=True)

@@ -20,7 +20,7 @@ from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import TrainOptions
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.architecture import anatomy_of
-from swarm_ft.stage.skeleton import RECORDED, ModelConfig, base_of
+from swarm_ft.stage.skeleton import ROUTER_LOGITS, ModelConfig, base_of
 
 
 def check_routers(config: ModelConfig, options: TrainOptions) -> None:
@@ -33,7 +33,7 @@ def check_routers(config: ModelConfig, options: TrainOptions) -> None:
         return
     base = base_of(anatomy_of(config, task_of(options)).skeleton)[1]
     recorded = getattr(base, "_can_record_outputs", None) or {}
-    if RECORDED not in recorded or not experts_per_token(config):
+    if ROUTER_LOGITS not in recorded or not experts_per_token(config):
         raise BadOption(
             "--router-aux-loss-coef: expected a mixture of experts whose routers report their "
             f"choices, got architecture '{config.model_type}'"

@@ -38,7 +38,7 @@ class ModelConfig(Protocol):
         """Return all fields that differ from their family's defaults."""
 
 
-RECORDED = "router_logits"
+ROUTER_LOGITS = "router_logits"
 """Name of router outputs among a base's outputs in transformers."""
 
 
@@ -47,7 +47,7 @@ def reports_router(config: ModelConfig) -> bool:
     return bool(getattr(config, "output_router_logits", False))
 
 
-def refused(config: ModelConfig, why: str) -> BadModel:
+def uncuttable_error(config: ModelConfig, why: str) -> BadModel:
     """Return the error for a model that cannot be trained in stages."""
     return BadModel(f"architecture '{config.model_type}' cannot be cut into stages: {why}")
 
@@ -62,7 +62,9 @@ def base_of(skeleton: PreTrainedModel) -> tuple[str, PreTrainedModel]:
     found = [name for name, child in children.items() if isinstance(child, PreTrainedModel)]
     if len(found) != 1:
         names = ", ".join(found) or "none"
-        raise refused(skeleton.config, f"expected one model beside its head, found {names}")
+        raise uncuttable_error(
+            skeleton.config, f"expected one model beside its head, found {names}"
+        )
     return found[0], children[found[0]]
 
 
@@ -76,7 +78,7 @@ def embedded_size(model: PreTrainedModel, layers: LayerRange) -> int:
     return int(model.get_input_embeddings().weight.shape[1])
 
 
-def sees_all(config: ModelConfig) -> bool:
+def is_bidirectional(config: ModelConfig) -> bool:
     """Whether tokens see later tokens, so that padding has to be masked."""
     # Encoder families with cross attention become decoders by `is_decoder`.
     may_decode = hasattr(config, "add_cross_attention")
@@ -84,7 +86,7 @@ def sees_all(config: ModelConfig) -> bool:
     return is_encoder if may_decode else config.model_type in ENCODERS
 
 
-def tells_texts(config: ModelConfig) -> bool:
+def has_token_types(config: ModelConfig) -> bool:
     """Whether the model distinguishes tokens of a second text from those of a first."""
     return getattr(config, "type_vocab_size", 0) > 1
 
@@ -98,9 +100,11 @@ def build_skeleton(config: ModelConfig, task: Task) -> PreTrainedModel:
         BadModel: The model is no decoder, and no encoder with a known head.
         ValueError: transformers cannot build a model of this config.
     """
-    is_supported = not sees_all(config) or (head_of(task).is_new and config.model_type in ENCODERS)
+    is_supported = not is_bidirectional(config) or (
+        head_of(task).is_new and config.model_type in ENCODERS
+    )
     if not is_supported or getattr(config, "is_encoder_decoder", False):
-        raise refused(config, "expected a decoder, whose tokens do not see later tokens")
+        raise uncuttable_error(config, "expected a decoder, whose tokens do not see later tokens")
     untied = copy.deepcopy(config_for(task, config))
     untied.tie_word_embeddings = False
     if reports_router(config):
@@ -158,7 +162,7 @@ def _fill(model: PreTrainedModel, name: str, owner: nn.Module) -> None:
         model._init_weights(owner)  # noqa: SLF001 - transformers fills them in this way too
     for key in lacking:
         if _is_unset(owner.get_buffer(key)):
-            raise refused(model.config, f"nothing says what its buffer {name}.{key} holds")
+            raise uncuttable_error(model.config, f"nothing says what its buffer {name}.{key} holds")
 
 
 def _meta_buffers(owner: nn.Module) -> dict[str, Tensor]:
@@ -200,7 +204,7 @@ class Blocks(nn.ModuleList):
         return list(self)[index]
 
 
-class Absent(nn.Module):
+class Placeholder(nn.Module):
     """The placeholder of a module of another stage; its output is not used."""
 
     weight = torch.zeros(0)  # some bases read its dtype
@@ -215,11 +219,11 @@ class Absent(nn.Module):
         return hidden[0] if hidden else torch.zeros((), device=given[0].device if given else None)
 
 
-def keep(skeleton: nn.Module, blocks: str, layers: LayerRange, absent: Iterable[str]) -> None:
+def cut_blocks(skeleton: nn.Module, blocks: str, layers: LayerRange, absent: Iterable[str]) -> None:
     """Remove all other blocks, and replace the modules in `absent` by placeholders."""
     for name in absent:
         parent, _, attribute = name.rpartition(".")
-        setattr(skeleton.get_submodule(parent), attribute, Absent())
+        setattr(skeleton.get_submodule(parent), attribute, Placeholder())
     parent, _, attribute = blocks.rpartition(".")
     base, whole = skeleton.get_submodule(parent), list(skeleton.get_submodule(blocks).children())
     own = {index: whole[index] for index in range(layers.start, layers.stop)}

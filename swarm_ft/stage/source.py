@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from swarm_ft.errors import BadModel
-from swarm_ft.stage.stored import PIECE_BYTES, StoredFile, StoredTensor
+from swarm_ft.stage.tensor_files import PIECE_BYTES, StoredFile, StoredTensor
 
 CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
@@ -31,7 +31,7 @@ class Source:
     reference: str
     revision: str | None = None
 
-    def refused(self, why: str) -> BadModel:
+    def error(self, why: str) -> BadModel:
         """Return the error for a model that cannot be used."""
         return BadModel(f"model '{self.reference}': {why}")
 
@@ -51,9 +51,9 @@ class Source:
         try:
             path = self._fetch(file_name)
         except OSError as exc:
-            raise self.refused(f"no {file_name} ({one_line(exc)})") from exc
+            raise self.error(f"no {file_name} ({one_line(exc)})") from exc
         if path is None:
-            raise self.refused(f"no {file_name}")
+            raise self.error(f"no {file_name}")
         return path
 
     def _fetch(self, file_name: str) -> Path | None:
@@ -98,7 +98,7 @@ class TensorFiles:
                         opened[file] = stack.enter_context(closing(StoredFile(path, scratch)))
                     return opened[file].tensor(name)
                 except (OSError, SafetensorError) as exc:
-                    raise self._source.refused(f"cannot read {file} ({one_line(exc)})") from exc
+                    raise self._source.error(f"cannot read {file} ({one_line(exc)})") from exc
 
             yield read
 
@@ -121,13 +121,13 @@ def _file_names(source: Source, single: Path) -> dict[str, str]:
         with safe_open(single, framework="pt") as handle:
             return dict.fromkeys(handle.keys(), SINGLE_FILE)
     except (OSError, SafetensorError) as exc:
-        raise source.refused(f"cannot read {SINGLE_FILE} ({one_line(exc)})") from exc
+        raise source.error(f"cannot read {SINGLE_FILE} ({one_line(exc)})") from exc
 
 
 def _indexed_file_names(source: Source) -> dict[str, str]:
     index = source.find(INDEX_FILE)
     if index is None:
-        raise source.refused(
+        raise source.error(
             f"expected {SINGLE_FILE} or {INDEX_FILE}, found neither (other formats can hold "
             f"code and are not read: convert with save_pretrained)"
         )
@@ -135,12 +135,12 @@ def _indexed_file_names(source: Source) -> dict[str, str]:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         file_of = {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise source.refused(f"{INDEX_FILE} has no readable weight_map") from exc
+        raise source.error(f"{INDEX_FILE} has no readable weight_map") from exc
     # An index may only name files in its own directory, since it may come from a stranger's
     # repository.
     for file in file_of.values():
         if Path(file).name != file:
-            raise source.refused(f"{INDEX_FILE} names '{file}'; expected a file name")
+            raise source.error(f"{INDEX_FILE} names '{file}'; expected a file name")
     return file_of
 
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from swarm_ft.errors import BadModel
-from swarm_ft.stage.skeleton import ModelConfig, sees_all, tells_texts
+from swarm_ft.stage.skeleton import ModelConfig, has_token_types, is_bidirectional
 from swarm_ft.stage.source import Source, one_line
 
 SENTENCEPIECE_FILES = (
@@ -53,21 +53,21 @@ def _unreadable(source: Source, exc: Exception | None) -> BadModel:
     paths = {name: source.find(name) for name in TOKENIZER_FILES}
     files = {name: path for name, path in paths.items() if path is not None}
     if not files and not isinstance(exc, ImportError):
-        return source.refused(
+        return source.error(
             f"expected a tokenizer beside the weights ({', '.join(TOKENIZER_FILES)}), found none"
         )
     for name, path in files.items():
         with path.open("rb") as file:
             if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                return source.refused(f"{name} is a pointer of Git LFS; fetch it (git lfs pull)")
+                return source.error(f"{name} is a pointer of Git LFS; fetch it (git lfs pull)")
     pieces = [name for name in files if name in SENTENCEPIECE_FILES]
     if pieces and "tokenizer.json" not in files and find_spec("sentencepiece") is None:
-        return source.refused(
+        return source.error(
             f"its tokenizer {pieces[0]} is a SentencePiece model; install what reads it "
             f"(pip install sentencepiece protobuf)"
         )
     why = "its vocabulary is not where its class expects it" if exc is None else one_line(exc)
-    return source.refused(f"its tokenizer cannot be read from {', '.join(files)} ({why})")
+    return source.error(f"its tokenizer cannot be read from {', '.join(files)} ({why})")
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def prepare_for_classes(tokenizer: PreTrainedTokenizerBase, config: ModelConfig)
     tokenizer.padding_side = "right"
     pad = _pad_token_id(tokenizer, config)
     tokenizer.pad_token = None if pad is None else tokenizer.convert_ids_to_tokens(pad)
-    if _TYPES in tokenizer.model_input_names and not tells_texts(config):
+    if _TYPES in tokenizer.model_input_names and not has_token_types(config):
         names = [name for name in tokenizer.model_input_names if name != _TYPES]
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
 
@@ -134,4 +134,4 @@ def exported_pad_token_id(tokenizer: PreTrainedTokenizerBase, config: ModelConfi
     Encoders count positions by theirs and read the first token, so that theirs stays.
     """
     own: int | None = config.pad_token_id
-    return own if sees_all(config) and own is not None else tokenizer.pad_token_id
+    return own if is_bidirectional(config) and own is not None else tokenizer.pad_token_id

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from swarm_ft.errors import OutOfTurn
-from swarm_ft.stage.forms import own_linears, packing_of, weight_of
+from swarm_ft.stage.weight_formats import own_linears, packing_of, weight_of
 
 LARGE_BYTES = 64 << 20
 """Bytes of a weight above which no second tensor of its size is created."""
@@ -139,7 +139,7 @@ class DeferredLinears:
         finally:
             del vars(layer)["forward"]
 
-    def left(self, product: WeightProduct) -> None:
+    def add_product(self, product: WeightProduct) -> None:
         """Defer or compute a product of a backward pass."""
         if self._at_once:
             product.accumulate()
@@ -199,7 +199,7 @@ class _Deferred(torch.autograd.Function):
         gradient_no = gradients[0].reshape(-1, gradients[0].shape[-1])
         if ctx.needs_input_grad[1]:
             (x_ni,) = ctx.saved_tensors
-            ctx.owner.left(WeightProduct(ctx.layer, x_ni, gradient_no))
+            ctx.owner.add_product(WeightProduct(ctx.layer, x_ni, gradient_no))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         if ctx.owner.is_cast_in_blocks(ctx.layer, gradient_no.dtype):

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot, MalformedMessage
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS, Optim
+from swarm_ft.stage.activation_memory import Storages
 from swarm_ft.stage.adapters import adapter_weights, merged_weights
-from swarm_ft.stage.conversion import as_published, stored_as
+from swarm_ft.stage.conversion import cast_for_storage, to_published
 from swarm_ft.stage.device import summable
 from swarm_ft.stage.finite import origin_among
-from swarm_ft.stage.forms import SCALES, Lazy
-from swarm_ft.stage.held import Storages
 from swarm_ft.stage.module import StageModule
-from swarm_ft.stage.optimizers import NEVER_NEGATIVE, STEP, Kept, Kind, kind_of
-from swarm_ft.stage.stored import file_pieces
+from swarm_ft.stage.optimizers import NEVER_NEGATIVE, STEP, OptimizerKind, StateTensor, kind_of
+from swarm_ft.stage.tensor_files import file_pieces
+from swarm_ft.stage.weight_formats import SCALES, Lazy
 from swarm_ft.stage.weight_products import DeferredLinears
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class StageWeights:
         # The list is cached, because a walk through the module takes longer than a small model's
         # step.
         self._trained = module.trainable()
-        self._optimizer = self._kind.over(self._trained.values(), weight_decay)
+        self._optimizer = self._kind.create(self._trained.values(), weight_decay)
 
     @property
     def num_values(self) -> int:
@@ -83,7 +83,7 @@ class StageWeights:
     @cached_property
     def _lasting_bytes(self) -> int:
         gradients = sum(parameter.nbytes for parameter in self._by_name())
-        kept = self._kind.kept_bytes(self._by_name())
+        kept = self._kind.state_bytes(self._by_name())
         return Storages.of(self._tensors()).num_bytes + gradients + kept
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -181,11 +181,11 @@ class StageWeights:
         form: Callable[[Lazy], Tensor],
         dtype: torch.dtype,
     ) -> Iterator[tuple[str, Tensor]]:
-        model = self.module.causal
+        model = self.module.model
         for part in parts:
-            tensors = as_published(model, {name: form(one) for name, one in part.items()})
+            tensors = to_published(model, {name: form(one) for name, one in part.items()})
             for name in tuple(tensors):
-                yield name, stored_as(model, name, tensors.pop(name), dtype)
+                yield name, cast_for_storage(model, name, tensors.pop(name), dtype)
 
     def export_adapter(self) -> Iterator[bytes]:
         """Yield the stage's adapters alone, with peft's names."""
@@ -201,8 +201,8 @@ class StageWeights:
         for name, parameter in self._trained.items():
             state[name] = _copy(parameter)
             own_state = self._optimizer.state.get(parameter) or {}
-            for part, kept in self._kind.kept(parameter.shape).items():
-                copy = _copy(own_state[part]) if part in own_state else kept.begun()
+            for part, kept in self._kind.state_of(parameter.shape).items():
+                copy = _copy(own_state[part]) if part in own_state else kept.initial()
                 state[_key(self._kind, part, name)] = copy
         return state
 
@@ -226,7 +226,7 @@ class StageWeights:
                 part: state[_key(self._kind, part, name)].to(
                     "cpu" if part == STEP else parameter.device, copy=True
                 )
-                for part in self._kind.kept(parameter.shape)
+                for part in self._kind.state_of(parameter.shape)
             }
         self.zero_grad()
 
@@ -282,7 +282,7 @@ def _parts(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 _MAX_NAMES_SHOWN = 3
 
 
-def _key(kind: Kind, part: str, name: str) -> str:
+def _key(kind: OptimizerKind, part: str, name: str) -> str:
     return f"{kind.name}/{part}/{name}"
 
 
@@ -290,7 +290,9 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def _check(kind: Kind, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]) -> None:
+def _check(
+    kind: OptimizerKind, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
+) -> None:
     expected = dict(_expected(kind, parameters))
     _check_names(set(expected), set(state))
     for name, (shape, dtype) in expected.items():
@@ -302,14 +304,16 @@ def _check(kind: Kind, parameters: Mapping[str, nn.Parameter], state: Mapping[st
             )
     for name, parameter in parameters.items():
         _check_finite(name, state[name])
-        for part in kind.kept(parameter.shape):
+        for part in kind.state_of(parameter.shape):
             _check_state_part(part, _key(kind, part, name), state)
 
 
-def _expected(kind: Kind, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Kept]]:
+def _expected(
+    kind: OptimizerKind, parameters: Mapping[str, nn.Parameter]
+) -> Iterator[tuple[str, StateTensor]]:
     for name, parameter in parameters.items():
-        yield name, Kept(parameter.shape)
-        for part, kept in kind.kept(parameter.shape).items():
+        yield name, StateTensor(parameter.shape)
+        for part, kept in kind.state_of(parameter.shape).items():
             yield _key(kind, part, name), kept
 
 

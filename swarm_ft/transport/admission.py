@@ -49,7 +49,7 @@ def address_of(host: str) -> str:
     return str(address)
 
 
-def surplus(
+def connections_to_drop(
     present: Iterable[Incoming], now_s: float, *, per_address: int, wanted: int
 ) -> list[Incoming]:
     """Return the connections to drop: those above an address's limit, then those above the total.

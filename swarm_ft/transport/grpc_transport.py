@@ -25,6 +25,7 @@ from swarm_ft.transport.base import (
     first_done,
     run_handler,
 )
+from swarm_ft.transport.grpc_messages import describe_status
 from swarm_ft.transport.grpc_options import (
     GrpcOptions,
     channel_arguments,
@@ -34,7 +35,6 @@ from swarm_ft.transport.grpc_options import (
     refusal,
     server_arguments,
 )
-from swarm_ft.transport.grpc_words import in_words
 from swarm_ft.transport.local_places import LocalPlace
 from swarm_ft.transport.metering import CallMeter, Meter, OnFlood
 from swarm_ft.transport.methods import from_bytes, to_bytes
@@ -127,7 +127,7 @@ def from_status(
             return from_code(code, _printable(message))
     logger.debug("%s: gRPC %s: %s", remote, status.name, _printable(details))
     error = Unavailable if status in _GONE else InternalError
-    return error(f"{remote}: {in_words(status, details)}")
+    return error(f"{remote}: {describe_status(status, details)}")
 
 
 def _printable(text: str) -> str:
@@ -541,7 +541,7 @@ class GrpcServer:
         try:
             caller = self._caller(method, context)
             meter = CallMeter(self._meter, method, caller, remote, stream.lost, self._on_flood)
-            stream.known_as(caller, meter)
+            stream.set_caller(caller, meter)
         except SwarmError as error:
             await context.abort(STATUS[error.code], error.code, to_metadata(error))
         # `abort` sends the initial metadata again while the first `write` is on its way. gRPC
@@ -585,7 +585,7 @@ class ServerStream(GrpcStream[Out, In]):
         if not self._has_received:
             self.lose(f"{self._remote} opened a call and sent nothing")
 
-    def known_as(self, caller: Caller | None, meter: CallMeter) -> None:
+    def set_caller(self, caller: Caller | None, meter: CallMeter) -> None:
         """Set the call's caller and meter, before the first read."""
         self._caller, self._meter = caller, meter
 

@@ -18,7 +18,7 @@ import pytest
 
 import swarm_ft
 from benchmarks.lab.host import THIS_MACHINE, Host
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 
 PACKAGE_DIR = str(Path(swarm_ft.__file__).parents[1])
 START_TIMEOUT_S = 60
@@ -264,10 +264,10 @@ def run_here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(scope="session")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleInput:
+def sample(tmp_path_factory: pytest.TempPathFactory) -> DemoInput:
     """A three-layer GPT-2-type model with its tokenizer, and text."""
-    from swarm_ft.client.sample import write_sample
+    from swarm_ft.client.demo_input import write_demo_input
 
-    return write_sample(
+    return write_demo_input(
         tmp_path_factory.mktemp("sample"), seed=1, num_layers=3, hidden_size=32, vocab_size=300
     )

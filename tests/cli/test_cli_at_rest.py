@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import Shell
 
 JOURNAL = "swarm-ft-coordinator.db"
@@ -25,7 +25,7 @@ def files_below(folder: Path, pattern: str = "*") -> list[Path]:
 @pytest.mark.variant
 @pytest.mark.timeout(400)
 @pytest.mark.xdist_group("swarm")
-def test_a_swarm_that_encrypts_what_it_writes_down(shell: Shell, sample: SampleInput) -> None:
+def test_a_swarm_that_encrypts_what_it_writes_down(shell: Shell, sample: DemoInput) -> None:
     text = shell.cwd / "text.txt"
     text.write_text(Path(sample.train_file).read_text(encoding="utf-8")[:1500], encoding="utf-8")
     job = ("--dataset", text, "--steps", 6, "--batch-size", 4, "--seq-length", 32, "--fw", "aq4")

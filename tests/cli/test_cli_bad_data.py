@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import RunHere, error_lines
 
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
@@ -99,7 +99,7 @@ WRONG_CHATS: dict[str, tuple[object, tuple[str, ...]]] = {
 
 
 @pytest.fixture
-def place(tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, sample: DemoInput, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -131,7 +131,7 @@ def test_wrong_data_is_refused_in_a_line(run_here: RunHere, place: Path, wrong: 
 
 @pytest.mark.parametrize("wrong", WRONG_CHATS)
 def test_wrong_chats_are_refused_in_a_line(
-    run_here: RunHere, place: Path, sample: SampleInput, wrong: str
+    run_here: RunHere, place: Path, sample: DemoInput, wrong: str
 ) -> None:
     (place / "chat").mkdir()
     for file in Path(sample.model_dir).iterdir():

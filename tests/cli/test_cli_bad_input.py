@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import RunHere, error_lines
 
 INSECURE = "--insecure"
@@ -13,7 +13,7 @@ DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWj
 
 
 @pytest.fixture
-def place(tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, sample: DemoInput, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory to work in, with a good model, good text, and what may be wrong with them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))

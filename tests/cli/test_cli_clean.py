@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.api.joining import state_folder
+from swarm_ft.api.connections import state_folder
 from swarm_ft.api.peer_home import CACHES, KEY_FILE, PeerHome, claim_home, homes
 from swarm_ft.cli.defaults import defaults_file
 from tests.cli.conftest import RunHere

@@ -11,7 +11,7 @@ from peft import PeftModel
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import Shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.xdist_group("swarm")]
@@ -176,7 +176,7 @@ def test_the_demo_stops_early_and_gives_its_best_weights(shell: Shell) -> None:
 
 
 @pytest.fixture
-def llama(shell: Shell, sample: SampleInput) -> str:
+def llama(shell: Shell, sample: DemoInput) -> str:
     """A Llama-type model directory, a directory of texts and a held-out text, beside `shell`."""
     AutoTokenizer.from_pretrained(sample.model_dir).save_pretrained(shell.cwd / "llama")
     config = LlamaConfig(
@@ -266,7 +266,7 @@ def test_a_stage_that_dies_ends_the_demo_with_its_last_words_and_the_next_one_fo
 
 @pytest.mark.variant
 def test_the_demo_takes_a_directory_of_rows_and_says_what_their_columns_mean(
-    shell: Shell, sample: SampleInput
+    shell: Shell, sample: DemoInput
 ) -> None:
     text = Path(sample.train_file).read_text(encoding="utf-8")
     rows = [{"prompt": text[i : i + 40], "completion": text[i + 40 : i + 90]} for i in range(200)]

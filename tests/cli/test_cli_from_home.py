@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.lab.homes import Home, Household, Internet, Nat, why_not
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from swarm_ft.protocol.spec.sample_rows import words_of
 from tests.town import DELAYED, Town, Trouble
 
@@ -44,7 +44,7 @@ def furnish(internet: Internet) -> Furnish:
 
 @pytest.fixture(scope="module")
 def quiet(
-    sample: SampleInput, tmp_path_factory: pytest.TempPathFactory
+    sample: DemoInput, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], dict[str, Any]]:
     """The report of the same job on one machine, on which nothing happens."""
     reports: dict[int, dict[str, Any]] = {}
@@ -61,7 +61,7 @@ def quiet(
 Quiet = Callable[[int], dict[str, Any]]
 
 
-def words_of_samples(sample: SampleInput) -> list[bytes]:
+def words_of_samples(sample: DemoInput) -> list[bytes]:
     """Eight tokens from each tenth of the text, as they travel: less than a sample."""
     from transformers import AutoTokenizer
 
@@ -72,7 +72,7 @@ def words_of_samples(sample: SampleInput) -> list[bytes]:
 
 
 def test_a_swarm_behind_routers_trains_as_one_on_one_machine(
-    furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
+    furnish: Furnish, quiet: Quiet, sample: DemoInput, tmp_path: Path
 ) -> None:
     public = furnish("open").machines[0]
     houses = [furnish(nat) for nat in ("cone", "symmetric", "cgnat")]
@@ -92,7 +92,7 @@ def test_a_swarm_behind_routers_trains_as_one_on_one_machine(
 
 
 def test_who_reaches_the_two_others_is_placed_between_them(
-    furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
+    furnish: Furnish, quiet: Quiet, sample: DemoInput, tmp_path: Path
 ) -> None:
     """Of the three orders of a pipeline two would have half of the bytes relayed."""
     public, client, *peers = (
@@ -106,7 +106,7 @@ def test_who_reaches_the_two_others_is_placed_between_them(
 
 
 def test_one_forwarded_port_is_all_that_a_coordinator_needs(
-    internet: Internet, furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
+    internet: Internet, furnish: Furnish, quiet: Quiet, sample: DemoInput, tmp_path: Path
 ) -> None:
     """No node of its DHT is reached by anybody."""
     home = internet.household(Home("cone", link=DELAYED, forwarded=(PORT,)))
@@ -116,7 +116,7 @@ def test_one_forwarded_port_is_all_that_a_coordinator_needs(
 
 
 def test_routers_that_forget_and_addresses_that_change_cost_no_step(
-    furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
+    furnish: Furnish, quiet: Quiet, sample: DemoInput, tmp_path: Path
 ) -> None:
     public = furnish("open").machines[0]
     houses = [furnish(nat) for nat in ("cone", "cone", "symmetric")]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import RunHere, Shell, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("swarm")]
@@ -29,7 +29,7 @@ def of_transformers(model_dir: Path) -> tuple[list[int], str]:
 
 
 def test_a_finished_run_speaks_until_it_is_fetched(
-    shell: Shell, sample: SampleInput, run_here: RunHere
+    shell: Shell, sample: DemoInput, run_here: RunHere
 ) -> None:
     port, journal = free_port(), ("--journal", shell.cwd / "journal.db")
     assert shell.spawn("init", *journal).ends() == 0

@@ -8,7 +8,7 @@ import sys
 import click
 import pytest
 
-from swarm_ft.api.listening import Listening
+from swarm_ft.api.listen_options import ListenOptions
 from swarm_ft.cli.help_groups import GROUPS, OTHERS, RARE, name_of
 from swarm_ft.cli.main import cli
 from tests.cli.conftest import RunHere
@@ -406,7 +406,7 @@ def test_the_defaults_of_a_job() -> None:
 
 
 def test_listeners_stay_on_this_machine_unless_told_otherwise() -> None:
-    assert Listening().address == "127.0.0.1"
+    assert ListenOptions().address == "127.0.0.1"
     assert option_of(("dht",), "--host-maddrs").default == ("/ip4/127.0.0.1/tcp/0",)
 
 
@@ -501,7 +501,7 @@ def test_a_peer_without_a_run_imports_what_it_uses() -> None:
     code = (
         "import sys; from swarm_ft.cli.running import load; "
         "from swarm_ft.cli.serve_stage import PEER_MODULES; load(*PEER_MODULES); "
-        "import swarm_ft.api.serving; print(*sys.modules)"
+        "import swarm_ft.api.peer_process; print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import Shell, Spawned
 from tests.cli.test_cli_leaving import STEPS, Swarm, quietly
 
@@ -29,7 +29,7 @@ def until_kept(client: Spawned, folder: Path, names: set[str]) -> None:
         time.sleep(0.05)  # files tell nobody
 
 
-def test_a_killed_stage_is_had_from_those_who_keep_it(shell: Shell, sample: SampleInput) -> None:
+def test_a_killed_stage_is_had_from_those_who_keep_it(shell: Shell, sample: DemoInput) -> None:
     swarm = Swarm(shell)
     first = swarm.peer("first", "--layers", "0-1")
     last = swarm.peer("last", "--layers", "1-3")

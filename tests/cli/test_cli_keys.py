@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.api.swarm_keys import opened
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.api.swarm_keys import open_keys
+from swarm_ft.client.demo_input import DemoInput
 from swarm_ft.identity.keys import name_of, new_key
 from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.protocol.spec.member_name import default_name
@@ -84,7 +84,7 @@ def test_the_invitation_for_all_is_there_where_all_are_let_in(
     closed = run_here("invite", "--open")
     assert (closed.code, closed.out) == (2, "")
     assert "expected a coordinator that was started with --open" in closed.err
-    with opened("swarm-ft-coordinator.db") as (authority, registry):
+    with open_keys("swarm-ft-coordinator.db") as (authority, registry):
         public = registry.open_to_all(authority.fingerprint, ("h:1",))
     assert run_here("invite", "--open").out.strip() == str(public)
     told = json.loads(run_here("invite", "--open", "--json").out)
@@ -104,7 +104,7 @@ def test_members_are_listed_and_revoked_by_names_that_people_can_say(
     assert told["note"] == "Anna"
     keys = [new_key().public_key() for _ in range(3)]
     now = datetime.now(UTC)
-    with opened("swarm-ft-coordinator.db") as (authority, registry):
+    with open_keys("swarm-ft-coordinator.db") as (authority, registry):
         until = now + timedelta(days=1)
         made = registry.invite(authority.fingerprint, ("h:1",), Role.PEER, 3, until)
         for key, name in zip(keys, ("ada-3090", "Ada-3O90", ""), strict=True):
@@ -127,7 +127,7 @@ def test_members_are_listed_and_revoked_by_names_that_people_can_say(
     after = json.loads(run_here("keys", "list", "--json").out)["members"]
     assert {one["id"] for one in after if one["revoked"]} == {ada, drawn}
     assert {one["name"] for one in after if not one["revoked"]} == {"Ada-3O90"}
-    with opened("swarm-ft-coordinator.db") as (_, registry):
+    with open_keys("swarm-ft-coordinator.db") as (_, registry):
         same = Caller(role=Role.NEWCOMER, name=made.name, key=keys[1])
         registry.admit(same, now, default_name(drawn))
     refused = run_here("keys", "revoke", default_name(drawn))
@@ -265,7 +265,7 @@ def test_a_running_swarm_gets_other_keys(shell: Shell) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.xdist_group("swarm")
-def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) -> None:
+def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: DemoInput) -> None:
     text = shell.cwd / "text.txt"
     text.write_text(Path(sample.train_file).read_text(encoding="utf-8")[:1500], encoding="utf-8")
     job = ("--dataset", text, "--steps", 20, "--batch-size", 4, "--seq-length", 32)

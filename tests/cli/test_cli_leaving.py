@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import Shell, Spawned, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("swarm")]
@@ -31,7 +31,7 @@ class Swarm:
         home = ("--buffer-dir", self.shell.cwd / name)
         return self.shell.spawn("serve-stage", self.peer_way, *home, *options)
 
-    def train(self, name: str, sample: SampleInput, *options: object) -> Spawned:
+    def train(self, name: str, sample: DemoInput, *options: object) -> Spawned:
         report = self.shell.cwd / f"{name}.json"
         return self.shell.spawn(
             *("client", "train", "--model", sample.model_dir, "--dataset", sample.train_file),
@@ -45,7 +45,7 @@ class Swarm:
         return report
 
 
-def quietly(swarm: Swarm, sample: SampleInput, *peers: Spawned) -> list[float]:
+def quietly(swarm: Swarm, sample: DemoInput, *peers: Spawned) -> list[float]:
     """The losses of a run that nothing disturbed."""
     for peer in peers:
         peer.wait_for("out", "Ctrl-C leaves")
@@ -72,9 +72,7 @@ def assert_one_count(swarm: Swarm, peer: Spawned, shell: Shell) -> None:
     assert 0 < given["sent_bytes"] < given["all_bytes"]
 
 
-def test_ctrl_c_on_the_last_peer_of_a_stage_loses_no_step(
-    shell: Shell, sample: SampleInput
-) -> None:
+def test_ctrl_c_on_the_last_peer_of_a_stage_loses_no_step(shell: Shell, sample: DemoInput) -> None:
     swarm = Swarm(shell)
     first = swarm.peer("first", "--layers", "0-1")
     last = swarm.peer("last", "--layers", "1-3")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import Shell, free_port
 
 pytestmark = [
@@ -26,7 +26,7 @@ def links_of(shell: Shell, invite: str) -> list[dict[str, Any]]:
     return [link for peer in told.first_words()["peers"] for link in peer["links"]]
 
 
-def test_a_link_that_is_full_is_known_by_its_speed(shell: Shell, sample: SampleInput) -> None:
+def test_a_link_that_is_full_is_known_by_its_speed(shell: Shell, sample: DemoInput) -> None:
     """What its volunteers let pass: frames as they are, more than that."""
     port = free_port()
     assert shell.spawn("init").ends() == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import RunHere
 from tests.doubles.dataset_hub import NAME, serving_dataset
 
@@ -18,7 +18,7 @@ PAIRS = [
 
 
 @pytest.fixture
-def job(sample: SampleInput, tmp_path: Path) -> Path:
+def job(sample: DemoInput, tmp_path: Path) -> Path:
     data = tmp_path / "pairs.jsonl"
     data.write_text("".join(f"{json.dumps(pair)}\n" for pair in PAIRS))
     path = tmp_path / "job.yaml"
@@ -70,7 +70,7 @@ def test_what_train_would_refuse_is_refused(run_here: RunHere, job: Path) -> Non
     assert "--assistant-only-loss: has no effect where" in done.err
 
 
-def test_a_dataset_that_no_disk_holds_is_streamed(sample: SampleInput, tmp_path: Path) -> None:
+def test_a_dataset_that_no_disk_holds_is_streamed(sample: DemoInput, tmp_path: Path) -> None:
     home = tmp_path / "home"
     command = [sys.executable, "-m", "swarm_ft", "client", "preview", "--json", "--show", "0"]
     job = ["--model", sample.model_dir, "--dataset", NAME, "--max-samples", "40"]

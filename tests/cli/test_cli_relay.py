@@ -13,7 +13,7 @@ import pytest
 from benchmarks.lab.homes import Home, Internet, Nat, why_not
 from benchmarks.lab.host import THIS_MACHINE, Host
 from benchmarks.lab.hub import Link
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import RunHere, Shell, Spawned
 
 DELAYED = Link(delay_ms=10.0)
@@ -116,7 +116,7 @@ class Town:
             for host, layers in zip(hosts, ("0-1", "1-3"), strict=True)
         ]
 
-    def train(self, owner: Shell, host: Host, sample: SampleInput) -> Callable[[], list[float]]:
+    def train(self, owner: Shell, host: Host, sample: DemoInput) -> Callable[[], list[float]]:
         shell = self.shell("client", host)
         report = shell.cwd / "report.json"
         client = shell.spawn(
@@ -135,7 +135,7 @@ class Town:
 
 
 @pytest.fixture(scope="module")
-def quiet(sample: SampleInput, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def quiet(sample: DemoInput, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of the same job on one machine, on which nothing happens."""
     with ExitStack() as stack:
         town = Town(tmp_path_factory.mktemp("quiet"), stack)
@@ -151,7 +151,7 @@ def quiet(sample: SampleInput, tmp_path_factory: pytest.TempPathFactory) -> list
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
 @in_homes
 def test_a_relay_that_dies_costs_no_step(
-    furnish: Furnish, quiet: list[float], sample: SampleInput, tmp_path: Path, how: signal.Signals
+    furnish: Furnish, quiet: list[float], sample: DemoInput, tmp_path: Path, how: signal.Signals
 ) -> None:
     with ExitStack() as stack:
         town = Town(tmp_path / "homes", stack)

@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from swarm_ft.coordinator.journal.journal import Journal
 from tests.cli.conftest import RunHere, Shell
 
@@ -27,7 +27,7 @@ def still(document: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_processes_are_replayed_while_they_run_and_after(
-    shell: Shell, sample: SampleInput, run_here: RunHere
+    shell: Shell, sample: DemoInput, run_here: RunHere
 ) -> None:
     journal = shell.cwd / "journal.db"
     key = shell.cwd / "key"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import RunHere, Shell, Spawned, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("swarm")]
@@ -27,7 +27,7 @@ Runs = dict[str, Run]
 class Owner:
     """Who trains in the swarm, with a key of its own."""
 
-    def __init__(self, shell: Shell, word: str, sample: SampleInput) -> None:
+    def __init__(self, shell: Shell, word: str, sample: DemoInput) -> None:
         self.way = ("--invite", word)
         self._shell = shell
         self._sample = sample
@@ -59,7 +59,7 @@ def peers_of(run: Run) -> set[str]:
 
 
 @pytest.fixture
-def owners(shell: Shell, sample: SampleInput, tmp_path: Path) -> tuple[Owner, Owner]:
+def owners(shell: Shell, sample: DemoInput, tmp_path: Path) -> tuple[Owner, Owner]:
     """Of a swarm with two peers for each of two stages."""
     port = free_port()
     assert shell.spawn("init").ends() == 0

@@ -6,12 +6,12 @@ import pytest
 
 from swarm_ft.api.documents import status_fields
 from swarm_ft.cli.overview import overview_lines
-from swarm_ft.cli.watching import verbose_lines
+from swarm_ft.cli.status_text import verbose_lines
 from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
-    MemberDoing,
+    MemberActivity,
     MemberLink,
     MemberStatus,
     MemberWork,
@@ -87,7 +87,7 @@ def club() -> SwarmStatus:
                     stage=number // 2,
                     replica=0,
                     num_replicas=1,
-                    doing=MemberDoing.COMPUTING,
+                    doing=MemberActivity.COMPUTING,
                     share=8,
                 ),
             ),

@@ -13,8 +13,8 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from swarm_ft.cli.main import run
-from swarm_ft.cli.watching import NO_PEERS
-from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.cli.status_text import NO_PEERS
+from swarm_ft.client.demo_input import DemoInput, write_demo_input
 from swarm_ft.stage.hub_cache import NEWEST
 from tests.cli.conftest import RunHere, Shell, Spawned, error_lines, free_port
 
@@ -89,7 +89,7 @@ def swarm(module_shell: Shell) -> Swarm:
 
 
 @pytest.fixture(scope="module")
-def text(module_shell: Shell, sample: SampleInput) -> Path:
+def text(module_shell: Shell, sample: DemoInput) -> Path:
     """A short file of text; its number of samples is `num_samples(...)`."""
     file = module_shell.cwd / "text.txt"
     with open(sample.train_file, encoding="utf-8") as whole:
@@ -110,7 +110,7 @@ def job_options(text: Path, steps: int) -> tuple[object, ...]:
 
 
 @pytest.fixture
-def train(swarm: Swarm, sample: SampleInput, text: Path) -> Train:
+def train(swarm: Swarm, sample: DemoInput, text: Path) -> Train:
     """`train("name", steps)`: the arguments of a job whose result and report get that name."""
 
     def arguments(
@@ -126,7 +126,7 @@ def train(swarm: Swarm, sample: SampleInput, text: Path) -> Train:
 
 
 @pytest.fixture(scope="module")
-def quiet_report(swarm: Swarm, sample: SampleInput, text: Path) -> dict[str, Any]:
+def quiet_report(swarm: Swarm, sample: DemoInput, text: Path) -> dict[str, Any]:
     """Of a run that nothing disturbed."""
     out = swarm.shell.cwd / "quiet"
     arguments = ("client", "train", "--model", sample.model_dir, *job_options(text, NUM_STEPS))
@@ -150,7 +150,7 @@ def assert_no_traceback(*processes: Spawned) -> None:
 
 
 def test_peers_that_leave_the_choice_of_layers_train_together(
-    quiet_report: dict[str, Any], sample: SampleInput, text: Path
+    quiet_report: dict[str, Any], sample: DemoInput, text: Path
 ) -> None:
     assert quiet_report["steps"] == NUM_STEPS
     assert quiet_report["losses"][-1] < 0.8 * quiet_report["losses"][0]
@@ -158,7 +158,7 @@ def test_peers_that_leave_the_choice_of_layers_train_together(
 
 
 def test_a_second_visit_of_a_sample_sends_a_delta(
-    quiet_report: dict[str, Any], sample: SampleInput, text: Path
+    quiet_report: dict[str, Any], sample: DemoInput, text: Path
 ) -> None:
     distinct = num_samples(text, sample.model_dir)
     assert 0 < distinct < NUM_STEPS
@@ -231,7 +231,7 @@ def test_a_killed_coordinator_and_a_client_that_left_change_nothing(
 
 
 def test_a_plan_says_what_a_job_would_take_and_begins_nothing(
-    swarm: Swarm, sample: SampleInput, run_here: RunHere
+    swarm: Swarm, sample: DemoInput, run_here: RunHere
 ) -> None:
     command = ("plan", "--model", sample.model_dir, "--seq-length", SEQ_LENGTH, *swarm.client_way)
     look = ("status", "--json", *swarm.client_way)
@@ -268,7 +268,7 @@ def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelle
         assert [words in peer["idle"] for peer in peers if peer["peer"] == name] == [True]
         assert idler.interrupted() == 0
         assert_no_traceback(idler)
-    write_sample(tmp_path, seed=2, num_layers=3, hidden_size=32, vocab_size=300)
+    write_demo_input(tmp_path, seed=2, num_layers=3, hidden_size=32, vocab_size=300)
     attach = ("client", "attach", "--model", tmp_path / "model", "--out", tmp_path / "out")
     mismatch = run_here(*attach, *swarm.client_way)
     assert mismatch.code == 2
@@ -352,7 +352,7 @@ def test_tied_embeddings_are_untied_or_kept_tied(
     tmp_path_factory: pytest.TempPathFactory,
     choice: str,
 ) -> None:
-    tied = write_sample(
+    tied = write_demo_input(
         tmp_path_factory.mktemp("tied"),
         seed=1,
         num_layers=3,
@@ -372,7 +372,7 @@ def test_tied_embeddings_are_untied_or_kept_tied(
 
 
 def test_a_hub_id_is_found_in_the_cache_of_the_client_and_in_those_of_the_peers(
-    swarm: Swarm, train: Train, sample: SampleInput
+    swarm: Swarm, train: Train, sample: DemoInput
 ) -> None:
     cached = swarm.shell.cwd / "hf" / "hub" / "models--tiny--gpt2"
     shutil.copytree(sample.model_dir, cached / "snapshots" / COMMIT)
@@ -410,7 +410,7 @@ def test_a_coordinator_alone_is_a_swarm_that_others_join_by_the_announced_name(
 
 @pytest.mark.variant
 def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_cleanly(
-    shell: Shell, sample: SampleInput, text: Path
+    shell: Shell, sample: DemoInput, text: Path
 ) -> None:
     address = (dht := shell.up("dht")).first_words()["addresses"][0]
     join = ("--insecure", "--initial-peers", address, "--dht-prefix", "careful")
@@ -422,7 +422,9 @@ def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_clea
     client.wait_for("err", "waiting: layers 2-3")
     endless = shell.spawn(*job, "--steps", "1000000", "--out", "second")  # is queued
 
-    other = write_sample(shell.cwd / "other", seed=2, num_layers=3, hidden_size=32, vocab_size=300)
+    other = write_demo_input(
+        shell.cwd / "other", seed=2, num_layers=3, hidden_size=32, vocab_size=300
+    )
     wrong = shell.spawn("serve-stage", "--layers", "2-3", "--model", other.model_dir, *join)
     words = wrong.wait_for("err", "this peer waits for other runs")
     assert "the model differs in its" in words
@@ -455,14 +457,14 @@ def test_a_result_that_nobody_fetched_outlives_one_ctrl_c_but_not_two(
     peer.signal(signal.SIGINT)
     peer.wait_for("err", "its client has not fetched the result of layers")
     assert peer.interrupted() == 130
-    assert peer.out[-1].endswith("; thank you"), "the farewell is the last line"
-    assert not any("interrupted" in line for line in peer.err)
+    assert set(json.loads(peer.out[-1])) == {"gave"}, "the farewell is the last line"
+    assert peer.err[-1] == "leaving at once"
     assert_no_traceback(peer)
 
 
 @pytest.mark.variant
 def test_a_job_in_a_file_trains_and_says_what_came_of_it(
-    swarm: Swarm, sample: SampleInput, text: Path
+    swarm: Swarm, sample: DemoInput, text: Path
 ) -> None:
     job, out = swarm.shell.cwd / "job.yaml", swarm.shell.cwd / "by-file"
     job.write_text(

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from swarm_ft.cli.overview import short_names
-from swarm_ft.cli.picture import Picture, View, sparkline
+from swarm_ft.cli.top_screen import TopScreen, View, sparkline
 from swarm_ft.ids import BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed, Machine
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
-    MemberDoing,
+    MemberActivity,
     MemberLink,
     MemberStatus,
     MemberWork,
@@ -54,7 +54,7 @@ def work(layers: LayerRange, stage: int, replica: int = 0) -> MemberWork:
         stage=stage,
         replica=replica,
         num_replicas=2,
-        doing=MemberDoing.COMPUTING,
+        doing=MemberActivity.COMPUTING,
         share=4,
         parts_begun=5,
         num_parts=12,
@@ -63,7 +63,7 @@ def work(layers: LayerRange, stage: int, replica: int = 0) -> MemberWork:
 
 
 @pytest.fixture
-def picture() -> Picture:
+def picture() -> TopScreen:
     """A run of two stages, the first with two replicas; another's run; a peer without work."""
     waiting = replace(work(HIGH, 1), waits_for=(PeerId("amber"), PeerId("beryl")))
     amber, beryl = (
@@ -136,14 +136,14 @@ def picture() -> Picture:
         SwarmEvent(serial=number, unix_s=1.7e9 + number, kind=kind, run_id=ONE, words=words)
         for number, (kind, words) in enumerate(kinds)
     )
-    return Picture(
+    return TopScreen(
         found=SwarmStatus(members=members, runs=(own, other), version="0.1.0", unix_s=1.7e9),
         losses={ONE: [6.0 - 0.1 * step for step in range(50)]},
         events=events,
     )
 
 
-def draw(picture: Picture, width: int, encoding: str = "utf-8") -> list[str]:
+def draw(picture: TopScreen, width: int, encoding: str = "utf-8") -> list[str]:
     """The lines at a terminal of this width."""
     console = Console(file=StringIO(), width=width, color_system=None, force_terminal=True)
     lines = console.render_lines(picture, replace(console.options, encoding=encoding), pad=False)
@@ -151,7 +151,7 @@ def draw(picture: Picture, width: int, encoding: str = "utf-8") -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_all_facts_find_room(picture: Picture, width: int) -> None:
+def test_all_facts_find_room(picture: TopScreen, width: int) -> None:
     lines = draw(picture, width)
     assert max(map(len, lines)) <= width
     told = " ".join(" ".join(lines).split())
@@ -175,7 +175,7 @@ def test_all_facts_find_room(picture: Picture, width: int) -> None:
     assert ("direct coral" in told, "3.7 GiB" in told) == (is_wide, is_wide)
 
 
-def test_it_fits_its_terminal_and_the_newest_events_go_first(picture: Picture) -> None:
+def test_it_fits_its_terminal_and_the_newest_events_go_first(picture: TopScreen) -> None:
     tall, low = (draw(replace(picture, height=height), 80) for height in (40, 22))
     assert (len(tall), len(low)) == (40, 22)
     assert tall[-1] == low[-1] == "q: quit   p: freeze   tab or arrows: other run"
@@ -183,13 +183,13 @@ def test_it_fits_its_terminal_and_the_newest_events_go_first(picture: Picture) -
     assert not any("peer amber joined" in line for line in low)
 
 
-def test_a_terminal_without_blocks_or_colour_shows_it(picture: Picture) -> None:
+def test_a_terminal_without_blocks_or_colour_shows_it(picture: TopScreen) -> None:
     lines = draw(picture, 80, encoding="ascii")
     assert all(line.isascii() for line in lines)
     assert "#" in lines[1]
 
 
-def test_words_of_others_cannot_steer_the_terminal(picture: Picture) -> None:
+def test_words_of_others_cannot_steer_the_terminal(picture: TopScreen) -> None:
     rogue = replace(picture.found.members[0], device="\x1b[2Jcpu [red]\nx")
     found = replace(picture.found, members=(rogue, *picture.found.members[1:]))
     told = "\n".join(draw(replace(picture, found=found), 120))
@@ -200,7 +200,7 @@ def test_words_of_others_cannot_steer_the_terminal(picture: Picture) -> None:
 @pytest.mark.parametrize(
     ("keys", "chosen"), [([], ONE), (["\t"], TWO), (["\t", "\x1b[B"], ONE), (["\x1b[A"], TWO)]
 )
-def test_keys_go_from_run_to_run(picture: Picture, keys: list[str], chosen: RunId) -> None:
+def test_keys_go_from_run_to_run(picture: TopScreen, keys: list[str], chosen: RunId) -> None:
     view = View()
     for key in keys:
         view = view.after(key, picture.found)
@@ -209,10 +209,10 @@ def test_keys_go_from_run_to_run(picture: Picture, keys: list[str], chosen: RunI
     assert run.run_id == chosen
 
 
-def test_keys_hold_and_quit(picture: Picture) -> None:
+def test_keys_hold_and_quit(picture: TopScreen) -> None:
     found = picture.found
-    assert View().after("p", found).is_held
-    assert not View().after("p", found).after("p", found).is_held
+    assert View().after("p", found).is_frozen
+    assert not View().after("p", found).after("p", found).is_frozen
     assert View().after("q", found).has_quit
     assert View().after("x", found) == View()
     empty = SwarmStatus(members=(), runs=())
@@ -220,7 +220,7 @@ def test_keys_hold_and_quit(picture: Picture) -> None:
 
 
 def test_an_empty_swarm_says_what_would_fill_it() -> None:
-    told = "\n".join(draw(Picture(found=SwarmStatus(members=(), runs=())), 80))
+    told = "\n".join(draw(TopScreen(found=SwarmStatus(members=(), runs=())), 80))
     assert "swarm-ft client train" in told
     assert "swarm-ft serve-stage" in told
 

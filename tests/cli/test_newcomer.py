@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.demo_input import DemoInput
 from tests.cli.conftest import Shell, Spawned, error_lines, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("swarm")]
@@ -163,7 +163,7 @@ def test_an_example_stands_for_lines_like_it() -> None:
 # ---- the ten minutes
 
 
-def test_a_newcomers_first_ten_minutes(places: tuple[Place, Place], sample: SampleInput) -> None:
+def test_a_newcomers_first_ten_minutes(places: tuple[Place, Place], sample: DemoInput) -> None:
     owner, volunteer = places
     notes = Path(sample.train_file).read_text(encoding="utf-8")[:NOTES_CHARS]
     (owner.shell.cwd / "notes.txt").write_text(notes, encoding="utf-8")

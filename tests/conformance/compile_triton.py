@@ -66,9 +66,9 @@ def launch_grids(kernels: TritonKernels, tokens: int, channels: int) -> None:
         for scales in (Scales(rows, one), Scales(one, one)):
             kernels.trellis_symbols(x, base, scales, 1, coding, 32)
         kernels.moments(x, base)
-        kernels.turn(x.to(torch.int16), 1)
+        kernels.flip_signs(x.to(torch.int16), 1)
         shifts = x.to(torch.uint8).view(-1)
-        kernels.turn(x.to(torch.int16), 1, shifts)
+        kernels.flip_signs(x.to(torch.int16), 1, shifts)
         grid = WideGrid(seed=2, shifts=shifts)
         kernels.dequantize(x.to(torch.int16), base, Scales(one, cols), grid)
         kernels.grid_errors(x, base, cols, torch.ones(5), 3)

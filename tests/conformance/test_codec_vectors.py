@@ -16,8 +16,8 @@ from torch import Tensor
 
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.basis import Basis, learned
-from swarm_ft.codec.codebook import CodebookCodec, learned_codebook
+from swarm_ft.codec.basis import Basis, learn_basis
+from swarm_ft.codec.codebook import CodebookCodec, learn_codebook
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -76,13 +76,13 @@ def rows_along(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
     assert isinstance(codec, DirectionalCodec)
     base, is_first = base_of(codec, shape), not codec.spec.is_delta
     rows = 4 * sample((40, shape[1]), 3) + is_first
-    basis = learned([rows], codec.step_of(sample(shape, 1)), has_mean=is_first)
+    basis = learn_basis([rows], codec.step_of(sample(shape, 1)), has_mean=is_first)
     assert basis is not None
     for way, massive in ((None, 1.0), (basis, 1.0), (basis, 5000.0)):
         x = sample(shape, 1)
         x[0] *= massive
-        encoded = codec.along(way).encode(x, base)
-        y = codec.along(way).decode(encoded, base)
+        encoded = codec.with_basis(way).encode(x, base)
+        y = codec.with_basis(way).decode(encoded, base)
         said = {} if way is None else {"basis": way.data.hex()}
         yield row_of(name, shape, encoded, y) | said
 
@@ -91,11 +91,11 @@ def rows_beside(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
     """Without a codebook and with one of more than a byte's entries."""
     codec = from_spec(parse_codec_spec(name, Direction.BACKWARD), ReferenceKernels())
     assert isinstance(codec, CodebookCodec)
-    basis = learned_codebook([sample((2048, shape[1]), 3)])
+    basis = learn_codebook([sample((2048, shape[1]), 3)])
     assert basis is not None
     for way in (None, basis):
-        encoded = codec.along(way).encode(sample(shape, 1))
-        y = codec.along(way).decode(encoded)
+        encoded = codec.with_basis(way).encode(sample(shape, 1))
+        y = codec.with_basis(way).decode(encoded)
         said = {} if way is None else {"basis": way.data.hex()}
         yield row_of(name, shape, encoded, y) | said
 
@@ -138,7 +138,7 @@ def test_decodes_to_the_bits_of_the_table(backend: Backend, row: dict[str, Any])
     encoded = EncodedTensor.from_bytes(bytes.fromhex(row["encoded"]))
     codec = from_spec(encoded.codec, backend.kernels)
     if "basis" in row and isinstance(codec, DirectionalCodec | CodebookCodec):
-        codec = codec.along(Basis.from_bytes(bytes.fromhex(row["basis"]), encoded.channels))
+        codec = codec.with_basis(Basis.from_bytes(bytes.fromhex(row["basis"]), encoded.channels))
     y = codec.decode(encoded, base_of(codec, tuple(row["shape"])))
     assert bits_of(y) == row["decoded"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 
 from benchmarks.lab.homes import Home, Internet, Nat, why_not
-from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.client.demo_input import DemoInput, write_demo_input
 from tests.fault_matrix.cells import Cell, Fault
 from tests.fault_matrix.trial import Outcome
 from tests.town import DELAYED, Town, Trouble
@@ -51,12 +51,12 @@ class Homes:
 
     folder: Path
     away_s: float
-    _sample: SampleInput | None = None
+    _sample: DemoInput | None = None
     _quiet: tuple[float, ...] = ()
 
     def outcome(self, cell: Cell) -> Outcome:
         """Of one cell; blocks for a minute."""
-        sample = self._sample = self._sample or write_sample(
+        sample = self._sample = self._sample or write_demo_input(
             self.folder / "input", seed=1, num_layers=3, hidden_size=32, vocab_size=300
         )
         self._quiet = self._quiet or _losses(Town(self.folder / "quiet"), sample)
@@ -85,7 +85,7 @@ class _Trial:
             relay=internet.household(Home("open")).machines[0] if has_relay else None,
         )
 
-    def outcome(self, sample: SampleInput, quiet: tuple[float, ...]) -> Outcome:
+    def outcome(self, sample: DemoInput, quiet: tuple[float, ...]) -> Outcome:
         """What came of it."""
         troubles = (
             Trouble(FAULT_PART, self._fault),
@@ -128,6 +128,6 @@ class _Trial:
         self._recovered_s = time.monotonic()
 
 
-def _losses(town: Town, sample: SampleInput, troubles: Sequence[Trouble] = ()) -> tuple[float, ...]:
+def _losses(town: Town, sample: DemoInput, troubles: Sequence[Trouble] = ()) -> tuple[float, ...]:
     report = town.train(sample, NUM_STEPS, troubles)
     return tuple(report["losses"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarm_ft.client.demo_input import DemoInput, write_demo_input
 from swarm_ft.client.job import Job, prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
-from swarm_ft.client.sample import SampleInput, write_sample
 from swarm_ft.protocol.spec.options import arguments
 from swarm_ft.protocol.spec.run_spec import Adapter, LrSchedule, TrainOptions
 
@@ -31,14 +31,14 @@ class Material:
         adapter: that trains in place of the model's weights.
     """
 
-    sample: SampleInput
+    sample: DemoInput
     adapter: Adapter
 
 
 def make_material(work_dir: Path, adapter: Adapter = Adapter.NONE) -> Material:
     """Written anew."""
     directory = work_dir / "input"
-    sample = write_sample(
+    sample = write_demo_input(
         directory, seed=1, num_layers=NUM_LAYERS, hidden_size=HIDDEN_SIZE, vocab_size=300
     )
     return Material(sample, adapter)

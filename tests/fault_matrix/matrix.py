@@ -66,5 +66,5 @@ async def quiet_losses(swarm: Swarm, job: Job) -> list[float]:
         status = await swarm.client.submit(spec_of(job, STEPS_WITH_NEWCOMER), job.samples)
         events: Timeline[RunEvent] = Timeline()
         await watch(swarm, status.run_id, events)
-        await swarm.client.collected(status.run_id)
+        await swarm.client.acknowledge_result(status.run_id)
     return list(losses_of(entry.item for entry in events.entries))

@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import MappingProxyType
 
-from swarm_ft.api.joining import DHT_PREFIX, WayIn, connected
+from swarm_ft.api.connections import DHT_PREFIX, SwarmAddress, connect
 from swarm_ft.api.peer_home import KEY_FILE
-from swarm_ft.api.swarm_keys import first_invitations, leading_to
+from swarm_ft.api.swarm_keys import first_invitations, with_address
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.errors import RunFailed, Unavailable
 from swarm_ft.identity.invites import Invite
@@ -79,10 +79,10 @@ class Swarm:
         self._invited = first_invitations(self._journal, {Role.PEER: USES, Role.CLIENT: USES})
         await self.start_coordinator()
         nodes, invite = tuple(self._addresses), self._invitation(Role.CLIENT)
-        way = WayIn(invite=invite, initial_peers=nodes, dht_prefix=DHT_PREFIX)
+        way = SwarmAddress(invite=invite, initial_peers=nodes, dht_prefix=DHT_PREFIX)
         # Whoever submits a run may watch it: clients of other processes have the same key.
         key = self._work_dir / "swarm-ft" / "client.pem"
-        self._client = await self._stack.enter_async_context(connected(way, key))
+        self._client = await self._stack.enter_async_context(connect(way, key))
 
     async def close(self) -> None:
         """End everybody."""
@@ -130,7 +130,7 @@ class Swarm:
         self._endpoint = str((await self._coordinator.first_words())["endpoint"])
 
     def _invitation(self, role: Role) -> Invite:
-        return leading_to(self._endpoint, self._invited[role])
+        return with_address(self._endpoint, self._invited[role])
 
     # ---- clients
 

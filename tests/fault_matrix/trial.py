@@ -256,7 +256,7 @@ class Trial:
         if self.cell.role is Role.CLIENT and self._client is not None:
             problem = problem or await self._fetched_by_a_client(run_id, self._client)
         else:
-            await self.swarm.client.collected(run_id)
+            await self.swarm.client.acknowledge_result(run_id)
         return Outcome(
             cell=self.cell,
             detection_s=detection_s,

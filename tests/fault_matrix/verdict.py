@@ -35,7 +35,7 @@ class Observed:
 def losses_of(events: Iterable[RunEvent]) -> tuple[float, ...]:
     """Of the steps that count in the end, as a client has them."""
     steps = (event for event in events if isinstance(event, StepCommitted))
-    return reduce(ProgressState.after, steps, ProgressState(num_steps=0)).losses
+    return reduce(ProgressState.with_event, steps, ProgressState(num_steps=0)).losses
 
 
 def relative_difference(observed: Observed) -> float:

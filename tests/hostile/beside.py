@@ -175,7 +175,7 @@ class Beside:
             raise RunFailed(f"run {self.run_id}: {self.status.phase.name} {self.status.detail}")
         weights = await self.fetched(self.status)
         await self._rest()
-        await self.client.collected(RunId(self.run_id))
+        await self.client.acknowledge_result(RunId(self.run_id))
         self.num_runs += 1
         return Result(tuple(losses[step] for step in sorted(losses)), weights)
 

@@ -22,7 +22,7 @@ from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
-from swarm_ft.stage import stored
+from swarm_ft.stage import tensor_files
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.source import SINGLE_FILE
 from swarm_ft.transport.credentials import Credentials
@@ -142,7 +142,7 @@ class BadClient:
             paths = None
         if paths is None:
             raise Broken(f"run {status.run_id!a:.40}: its result cannot be fetched")
-        await self.calls.collected(RunId(status.run_id))
+        await self.calls.acknowledge_result(RunId(status.run_id))
         return list(paths)
 
     @property
@@ -206,7 +206,7 @@ def altered_copy(swarm: Processes, folder: Path, changes: dict[str, float]) -> P
 
 def described(folder: Path | str) -> ModelSpec:
     """A model as a client describes it that has it, and that minds no NaN."""
-    with patch.object(stored, "_all_finite", new=lambda _: True):
+    with patch.object(tensor_files, "_all_finite", new=lambda _: True):
         return open_checkpoint(str(folder)).describe()
 
 

@@ -31,7 +31,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from swarm_ft.identity.certificates import from_pem, to_pem
-from swarm_ft.identity.keys import key_pem, parsed_key
+from swarm_ft.identity.keys import key_pem, parse_key
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import meeting_pb2
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -67,7 +67,9 @@ class Attacker:
     async def wants(self) -> None:
         """Wish for meetings over one connection, as fast as they are taken."""
         reachable = meeting_pb2.Reachable(protocol_version=PROTOCOL_VERSION)
-        want = meeting_pb2.FromMember(want=meeting_pb2.Want(name="nobody")).SerializeToString()
+        want = meeting_pb2.FromMember(
+            want=meeting_pb2.MeetingRequest(name="nobody")
+        ).SerializeToString()
         async with calling(self.at, COORDINATOR + "Introduce", self.client) as call:
             await call.say(meeting_pb2.FromMember(reachable=reachable))
             while True:
@@ -199,7 +201,7 @@ def burn(cpu_share: float, is_over: Callable[[], bool]) -> None:
 
 
 def _identity(fields: dict[str, str]) -> Identity:
-    key = parsed_key(fields["key"].encode(), Path("stdin"))
+    key = parse_key(fields["key"].encode(), Path("stdin"))
     return Identity(
         key, from_pem(fields["certificate"].encode()), from_pem(fields["authority"].encode())
     )

@@ -92,7 +92,7 @@ class Introduced:
 
     async def meetings_with(self, name: str, count: int = 1) -> list[meeting_pb2.Meet]:
         """Request so many meetings with a member; those that the coordinator grants."""
-        want = meeting_pb2.FromMember(want=meeting_pb2.Want(name=name))
+        want = meeting_pb2.FromMember(want=meeting_pb2.MeetingRequest(name=name))
         await self.call.say(*[want] * count)
         answers = await self.received("meet", "no_meeting", count=count)
         return [one.meet for one in answers if one.WhichOneof("body") == "meet"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from swarm_ft.protocol.spec.bounds import OneOf, Range
-from swarm_ft.protocol.spec.options import Declared, declared
+from swarm_ft.protocol.spec.options import OptionField, option_fields
 from swarm_ft.protocol.spec.run_spec import MAX_BATCH_SIZE, Adapter, RunSpec, TrainOptions
 
 LEAST_FLOAT = 5e-324
@@ -34,12 +34,12 @@ class End:
 Ends = tuple[End, ...]
 
 
-def numeric_options() -> tuple[Declared, ...]:
+def numeric_options() -> tuple[OptionField, ...]:
     """The options of a job that take a number."""
-    return tuple(one for one in declared(TrainOptions) if one.kind in (int, float))
+    return tuple(one for one in option_fields(TrainOptions) if one.kind in (int, float))
 
 
-def ends_of(option: Declared) -> Ends:
+def ends_of(option: OptionField) -> Ends:
     """Both ends of an option's bounds; of a number without a largest one, the largest float."""
     for bound in option.bounds:
         if isinstance(bound, OneOf):

@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 from hivemind.dht.node import DHTNode
 
-from swarm_ft.api.joining import WayIn, joined
+from swarm_ft.api.connections import SwarmAddress, join
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import Certificate, host_of, to_pem
@@ -220,8 +220,8 @@ async def opened(work_dir: Path) -> AsyncIterator[Processes]:
         called = min(range(len(told)), key=lambda i: str(told[i]["peer"]))
         peer_at = Target(str(told[called]["endpoint"]), str(told[called]["peer"]))
         client_word = await invite("client", MEMBERS)
-        way = WayIn(invite=parse_invite(client_word), initial_peers=(), dht_prefix="")
-        joined_swarm = await stack.enter_async_context(joined(way))
+        way = SwarmAddress(invite=parse_invite(client_word), initial_peers=(), dht_prefix="")
+        joined_swarm = await stack.enter_async_context(join(way))
         swarm = Processes(
             coordinator=coordinator,
             peers=peers,

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from swarm_ft.protocol.messages.client import RunEvent
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
-from swarm_ft.protocol.spec.sample_rows import Words, filled_up, samples_in, words_of
+from swarm_ft.protocol.spec.sample_rows import Words, pad_rows, samples_in, words_of
 from swarm_ft.stage.checkpoint import open_checkpoint
 from tests.local_swarm import LocalSwarm
 
@@ -79,7 +79,7 @@ class Job:
             length = int(random.integers(2, SEQ_LENGTH + 1))
             tokens = random.integers(1, VOCAB_SIZE, 6).repeat(4)[:length]
             words = words_of(tokens, np.arange(length) >= length // 4)
-            made.append(filled_up(words, SEQ_LENGTH))
+            made.append(pad_rows(words, SEQ_LENGTH))
         rows = np.concatenate(made)
         samples = samples_in(rows)
         return replace(

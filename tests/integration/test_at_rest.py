@@ -172,7 +172,7 @@ async def test_nothing_of_a_run_is_left_when_it_is_over(job: Job, tmp_path: Path
         if end == "collected":
             await finished(swarm, run_id)
             assert files_of(tmp_path / "snapshots")
-            await swarm.client.collected(run_id)
+            await swarm.client.acknowledge_result(run_id)
         else:
             await swarm.client.cancel(run_id)
         folders = ["snapshots", "journal.db.tokens"]

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from swarm_ft.codec.basis import Basis
-from swarm_ft.codec.codebook import learned_codebook
+from swarm_ft.codec.codebook import learn_codebook
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -58,10 +58,10 @@ def codebooks(monkeypatch: pytest.MonkeyPatch) -> list[Basis | None]:
     found: list[Basis | None] = []
 
     def watched(rows: Sequence[Tensor]) -> Basis | None:
-        found.append(learned_codebook(rows))
+        found.append(learn_codebook(rows))
         return found[-1]
 
-    monkeypatch.setattr("swarm_ft.peer.boundary.bases.learned_codebook", watched)
+    monkeypatch.setattr("swarm_ft.peer.boundary.bases.learn_codebook", watched)
     return found
 
 

@@ -11,7 +11,7 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
-from swarm_ft.protocol.messages.events import WentBack
+from swarm_ft.protocol.messages.events import Rollback
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from tests.integration.conftest import Job, MakeJob, QuietEvents
@@ -116,6 +116,6 @@ async def test_a_peer_that_dies_is_replaced_in_both_runs(
         events = await asyncio.gather(*watching)
     assert [final_losses(of_run) for of_run in events] == quiet
     for of_run in events:
-        assert any(isinstance(event, WentBack) for event in of_run)
+        assert any(isinstance(event, Rollback) for event in of_run)
         final = [event for event in of_run if isinstance(event, RunStatus)][-1]
         assert [stage.peer_id for stage in final.assignments] == ["peer-0", "newcomer"]

@@ -19,10 +19,10 @@ from transformers import (
 )
 
 from swarm_ft.client.data.progress import Listener
+from swarm_ft.client.demo_input import write_demo_input
 from swarm_ft.client.job import prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
 from swarm_ft.client.report import RunProgress
-from swarm_ft.client.sample import write_sample
 from swarm_ft.client.train import WatchedRun
 from swarm_ft.protocol.messages.client import RunStatus
 from swarm_ft.protocol.spec.run_spec import Adapter, TaskKind, TrainOptions
@@ -91,7 +91,9 @@ def save_encoder(config: PretrainedConfig, model_dir: Path) -> None:
 async def test_a_swarm_learns_classes_of_a_tsv(
     tmp_path: Path, layers: list[str], encoder: PretrainedConfig | None, more: dict[str, Any]
 ) -> None:
-    made = write_sample(tmp_path / "input", seed=0, num_layers=4, hidden_size=32, vocab_size=300)
+    made = write_demo_input(
+        tmp_path / "input", seed=0, num_layers=4, hidden_size=32, vocab_size=300
+    )
     if encoder is not None:
         save_encoder(encoder, Path(made.model_dir))
     write_tsv(tmp_path / "train.tsv", 24, 0)
@@ -114,7 +116,7 @@ async def test_a_swarm_learns_classes_of_a_tsv(
         ),
     )
     told: list[str] = []
-    job = prepare_job(options, Listener(tell=told.append))
+    job = prepare_job(options, Listener(on_line=told.append))
     assert job.spec.train.labels == ("no", "yes")
     assert any("its class is 'mark'; not used: 'id'" in line for line in told)
     assert "24 documents, 24 samples of up to 24 tokens; classes no 33.3%, yes 66.7%" in told[-1]

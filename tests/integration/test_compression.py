@@ -54,7 +54,7 @@ async def test_both_ends_hold_equal_buffers_of_every_sample(
     aq_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Or the last epoch would let go of each after its last visit.
-    monkeypatch.setattr("swarm_ft.peer.kept_buffers.VisitOrder", lambda _train: None)
+    monkeypatch.setattr("swarm_ft.peer.buffer_storage.VisitOrder", lambda _train: None)
     async with LocalSwarm(tmp_path, ["0-2", "2-4", "4-6"]) as swarm:
         status = await swarm.client.submit(aq_job.spec, aq_job.samples)
         await swarm.watch(status.run_id)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.api.joining import client_key_file
+from swarm_ft.api.connections import client_key_file
 from swarm_ft.cli.doctor import examine_link
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.capacity import Capacity
@@ -19,7 +19,7 @@ from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.enrol import Membership, enrol, stay_enrolled
+from swarm_ft.enrol import Membership, enrol, keep_enrolled
 from swarm_ft.errors import (
     BadInvite,
     BadOption,
@@ -194,7 +194,7 @@ async def test_the_doctor_says_that_an_invitation_lets_this_machine_in_no_more(
         client_key_file().unlink()
         found = await examine_link(invite)
         assert (found.about, found.verdict) == ("invitation", Verdict.BAD)
-        assert found.says == f"{invite.name} is used up or revoked; ask for another one"
+        assert found.text == f"{invite.name} is used up or revoked; ask for another one"
 
 
 async def test_another_secret_is_no_invitation(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ async def test_a_certificate_is_renewed_before_it_ends(tmp_path: Path) -> None:
         async def find() -> str:
             return office.endpoint
 
-        renewing = asyncio.create_task(stay_enrolled(credentials, key, find))
+        renewing = asyncio.create_task(keep_enrolled(credentials, key, find))
         await credentials.renewed.wait()
         renewing.cancel()
         assert credentials.certificate.not_valid_after_utc > old.not_valid_after_utc
@@ -296,7 +296,7 @@ async def test_the_coordinators_key_is_rotated_while_it_runs(tmp_path: Path) -> 
         membership = await enrol(await office.invite(), new_key())
         before = office.enrolment.credentials.certificate
         office.authority.rotate_coordinator()
-        office.registry.tell_rotated()
+        office.registry.note_rotation()
         await office.enrolment.refresh()
         assert office.enrolment.credentials.certificate.public_key() != before.public_key()
         await ask(membership)
@@ -331,7 +331,7 @@ async def test_keys_that_cannot_be_read_just_now_stay_as_they_are(tmp_path: Path
     async with office_in(tmp_path / "keys") as office:
         membership = await enrol(await office.invite(), new_key())
         (tmp_path / "keys" / "authority.pem").rename(tmp_path / "elsewhere")
-        office.registry.tell_rotated()
+        office.registry.note_rotation()
         await office.enrolment.refresh()
         await ask(membership)
 
@@ -352,7 +352,7 @@ async def test_a_member_was_seen_when_it_was_last_heard(tmp_path: Path) -> None:
     """Third round of user tests: a peer that worked for hours was 'seen' when it enrolled."""
     authority, registry = Authority.make(tmp_path / "keys"), Registry(tmp_path / "keys")
     service = CoordinatorService(Journal(":memory:"), SystemClock())
-    enrolment = Enrolment(authority, registry, (), "a-swarm", take_heard=service.take_heard)
+    enrolment = Enrolment(authority, registry, (), "a-swarm", take_callers=service.take_callers)
     transport = GrpcTransport(GrpcOptions(credentials=enrolment.credentials))
     handlers = {**enrolment.handlers(), **service.handlers()}
     server = await transport.serve("127.0.0.1", 0, handlers)

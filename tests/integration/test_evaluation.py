@@ -74,7 +74,7 @@ async def test_evaluation_changes_nothing_of_the_training(
     async with LocalSwarm(tmp_path, layers) as swarm:
         without = await swarm.train(quiet.spec, quiet.samples)
         status = [event for event in without if isinstance(event, RunStatus)][-1]
-        await swarm.client.collected(status.run_id)
+        await swarm.client.acknowledge_result(status.run_id)
         events = await swarm.train(job.spec, job.samples)
     assert losses_of(events) == losses_of(without)
     assert sent_for(events) == sent_for(without)

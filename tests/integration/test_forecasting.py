@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from swarm_ft.client.demo_input import write_demo_input
 from swarm_ft.client.job import prepare_job
 from swarm_ft.client.options import JobOptions, Outputs
 from swarm_ft.client.report import RunProgress
-from swarm_ft.client.sample import write_sample
 from swarm_ft.client.train import WatchedRun, attach_to, submit
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import Machine
@@ -25,7 +25,9 @@ LAYERS = {"a": "0-1", "b": "1-2"}
 
 
 def options_for(folder: Path) -> JobOptions:
-    sample = write_sample(folder / "input", seed=1, num_layers=2, hidden_size=16, vocab_size=300)
+    sample = write_demo_input(
+        folder / "input", seed=1, num_layers=2, hidden_size=16, vocab_size=300
+    )
     return JobOptions(
         model=sample.model_dir,
         dataset=sample.train_file,

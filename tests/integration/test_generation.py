@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from swarm_ft.client.export import assemble
-from swarm_ft.client.generate import Wanted, check_generates, generate
+from swarm_ft.client.generate import GenerationRequest, check_generates, generate
 from swarm_ft.client.swarm import SwarmClient, result_name
 from swarm_ft.errors import (
     Busy,
@@ -54,7 +54,7 @@ from tests.whole_model import whole_model
 
 PROMPT, NEW_TOKENS = (5, 17, 17, 40), 20
 LAYERS = ["0-2", "2-5", "5-6"]
-WANTED = Wanted(prompt=PROMPT, max_new_tokens=NEW_TOKENS)
+WANTED = GenerationRequest(prompt=PROMPT, max_new_tokens=NEW_TOKENS)
 LORA: dict[str, Any] = {"adapter": Adapter.LORA, "lora_r": 4, "lora_alpha": 64}
 
 
@@ -127,7 +127,7 @@ async def test_a_text_is_longer_than_samples_and_ends_where_it_is_told_to(
         wanted = replace(WANTED, prompt=long)
         found = await generate(swarm.client, status, wanted, silent, pytest.fail)
         end = found[len(found) // 2]
-        wanted = replace(wanted, ends=frozenset({end}))
+        wanted = replace(wanted, stop_tokens=frozenset({end}))
         ended = await generate(swarm.client, status, wanted, silent, pytest.fail)
         out = await result_of(swarm, status, tmp_path)
     assert found == await asyncio.to_thread(of_transformers, out, long)
@@ -206,7 +206,7 @@ async def test_nobody_speaks_before_a_run_is_finished_and_after_it_is_fetched(
             check_generates(early)
         async with text_at(swarm.client, status, PeerId("peer-0"), LayerRange(0, 3)) as stream:
             await said(stream, TextTokens(token_ids=bytes(4)))
-            await swarm.client.collected(status.run_id)
+            await swarm.client.acknowledge_result(status.run_id)
             with pytest.raises(NotFound, match="let go"):
                 await stream.receive()
         with pytest.raises(NotFound, match="does not offer it"):

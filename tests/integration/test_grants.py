@@ -13,7 +13,7 @@ import pytest
 
 from swarm_ft.api.documents import status_fields
 from swarm_ft.cli.overview import overview_lines
-from swarm_ft.cli.watching import event_line, verbose_lines
+from swarm_ft.cli.status_text import event_line, verbose_lines
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.enrolment import Enrolment
@@ -31,7 +31,7 @@ from swarm_ft.ids import PeerId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.enrolment import name_lookup
-from swarm_ft.protocol.messages.events import WentBack
+from swarm_ft.protocol.messages.events import Rollback
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.member_name import default_name
@@ -165,7 +165,7 @@ class LoneHolderDies:
             if isinstance(event, RunStatus):
                 status = event
                 self.told.append(event.detail)
-            elif not isinstance(event, WentBack):
+            elif not isinstance(event, Rollback):
                 self.steps.append(event.step)
             if holder in self.swarm.peers and "has caught up" in self.told[-1]:
                 await self.swarm.kill_peer(holder)
@@ -283,13 +283,13 @@ async def test_a_peer_offers_the_layers_that_it_was_invited_for_or_learns_so(
 async def test_anybody_is_a_replica_on_probation_where_all_are_let_in(tmp_path: Path) -> None:
     async with owned_swarm(tmp_path) as swarm:
         client, where = await swarm.client(), swarm.coordinator.endpoint
-        public = await swarm.enrolment.opens(where, to_all=True)
+        public = await swarm.enrolment.set_admission(where, to_all=True)
         assert public is not None
         anybody = [await enrol(public, new_key()) for _ in range(2)]
         names = [await swarm.start_peer(member, "auto") for member in anybody]
         await until_there(client, *names)
         assert {m.grant for m in (await client.status()).members} == {PROBATION}
-        assert await swarm.enrolment.opens(where, to_all=False) is None
+        assert await swarm.enrolment.set_admission(where, to_all=False) is None
         with pytest.raises(BadInvite, match="used up or revoked"):
             await enrol(public, new_key())
 

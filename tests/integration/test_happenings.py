@@ -6,7 +6,7 @@ import pytest
 
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
-from swarm_ft.protocol.messages.events import EventKind, SwarmEvent, WentBack
+from swarm_ft.protocol.messages.events import EventKind, Rollback, SwarmEvent
 from tests.integration.conftest import MakeJob
 from tests.local_swarm import LocalSwarm
 
@@ -35,7 +35,7 @@ async def test_a_run_that_goes_back_is_told_at_once_and_kept(
             if isinstance(event, RunStatus) and event.detail == "waiting for layers 2-4":
                 await swarm.add_peer(PeerId("newcomer"), "2-4")
 
-        (back,) = [event for event in told if isinstance(event, WentBack)]
+        (back,) = [event for event in told if isinstance(event, Rollback)]
         place = told.index(back)
         last = next(e for e in reversed(told[:place]) if isinstance(e, StepCommitted))
         first = next(e for e in told[place:] if isinstance(e, StepCommitted))
@@ -126,7 +126,7 @@ async def test_a_peer_its_swarm_and_its_farewell_have_one_count(
         (shown,) = (one.given for one in status.members if one.peer_id == "counted")
         assert shown == given
         peer.node.leave()
-        await swarm.client.collected(status.runs[0].run_id)
+        await swarm.client.acknowledge_result(status.runs[0].run_id)
         await peer.task
         assert peer.node.last_contribution == given
         events = await events_of(swarm)

@@ -141,7 +141,7 @@ async def test_two_runs_are_trained_one_after_the_other(
         second = await swarm.client.submit(second_job.spec, second_job.samples)
         assert second.phase < RunPhase.LOADING
         assert len(final_losses(await swarm.watch(first.run_id))) == 6
-        await swarm.client.collected(first.run_id)  # until then its peers keep the result
+        await swarm.client.acknowledge_result(first.run_id)  # until then its peers keep the result
         assert len(final_losses(await swarm.watch(second.run_id))) == 2
         runs = (await swarm.client.status()).runs
         assert [run.phase for run in runs] == [RunPhase.COLLECTED, RunPhase.FINISHED]

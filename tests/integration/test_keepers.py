@@ -189,7 +189,7 @@ async def test_nothing_is_kept_of_a_run_that_is_over_nor_by_who_was_away(
         await swarm.kill_peer(PeerId("peer-2"))
         if end == "collected":
             await swarm.watch(status.run_id)
-            await swarm.client.collected(status.run_id)
+            await swarm.client.acknowledge_result(status.run_id)
         else:
             await swarm.client.cancel(status.run_id)
         await until(lambda: not any(kept_by(tmp_path, name) for name in swarm.peers))

@@ -36,7 +36,7 @@ async def test_what_moved_has_the_same_losses_and_no_step_is_made_again(
 ) -> None:
     job = make_job(num_samples=8, num_steps=30)
     quiet = losses_by_step(await quiet_events(job, ["0-2", "2-4", "4-6"]))
-    room = [int(job.spec.held_bytes(LayerRange(0, blocks))) for blocks in (3, 2, 3)]
+    room = [int(job.spec.memory_bytes(LayerRange(0, blocks))) for blocks in (3, 2, 3)]
     happened: list[SwarmEvent] = []
     async with LocalSwarm(tmp_path, [], num_keepers=num_keepers) as swarm:
         for name, pace_s, memory_bytes in zip(
@@ -49,7 +49,7 @@ async def test_what_moved_has_the_same_losses_and_no_step_is_made_again(
                 memory_bytes=memory_bytes,
             )
         events = await swarm.train(job.spec, job.samples)
-        happened += [event async for event in swarm.service.happened(EventsRequest())]
+        happened += [event async for event in swarm.service.events(EventsRequest())]
     final = events[-1]
     assert isinstance(final, RunStatus)
     assert final.phase is RunPhase.FINISHED

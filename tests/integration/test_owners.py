@@ -94,7 +94,7 @@ async def test_a_run_is_shown_to_whom_its_owner_names(
             assert isinstance(await anext(events), RunStatus)
         with pytest.raises(NotFound):
             await friend.cancel(run_id)
-        await friend.collected(run_id)
+        await friend.acknowledge_result(run_id)
         (run,) = (await friend.status()).runs
         assert (run.is_own, run.phase) == (True, RunPhase.WAITING), "it has ended nothing"
         with pytest.raises(NotFound, match="or not yours"):

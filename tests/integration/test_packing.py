@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from swarm_ft.protocol.messages.client import Evaluated, StepCommitted
-from swarm_ft.protocol.spec.sample_rows import Words, filled_up, joined, words_of
+from swarm_ft.protocol.spec.sample_rows import Words, join_documents, pad_rows, words_of
 from tests.integration.conftest import SEQ_LENGTH, VOCAB_SIZE, Job, MakeJob
 from tests.integration.test_parity import RTOL, exported_weights, losses_of
 from tests.local_swarm import LocalSwarm
@@ -61,8 +61,8 @@ async def trained(
 async def test_a_packed_run_equals_one_with_a_document_a_sample(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
-    packed = [filled_up(joined(one), SEQ_LENGTH) for one in packs()]
-    alone = [filled_up(one, SEQ_LENGTH) for pack in packs() for one in pack]
+    packed = [pad_rows(join_documents(one), SEQ_LENGTH) for one in packs()]
+    alone = [pad_rows(one, SEQ_LENGTH) for pack in packs() for one in pack]
     found = await trained(job_of(make_job, packed, 1), tmp_path / "packed")
     expected = await trained(job_of(make_job, alone, DOCUMENTS), tmp_path / "alone")
     assert found[0][0] == pytest.approx(expected[0][0], rel=1e-6)
@@ -77,7 +77,7 @@ async def test_packs_find_their_buffers_in_all_epochs_but_the_first(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
     """A pack has the same documents in each epoch, so the buffers of its tokens stay of use."""
-    packed = [filled_up(joined(one), SEQ_LENGTH) for one in packs()]
+    packed = [pad_rows(join_documents(one), SEQ_LENGTH) for one in packs()]
     job = job_of(
         make_job,
         packed,

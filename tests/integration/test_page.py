@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from swarm_ft.api.coordinating import DOCUMENTS
+from swarm_ft.api.coordinator_process import DOCUMENTS
 from swarm_ft.clock import SystemClock
 from swarm_ft.ids import PeerId
-from swarm_ft.page.server import HttpPlaces, Watched, watched
+from swarm_ft.page.server import HttpAddresses, HttpOptions, serve_http
 from tests.browser import CHROMIUM, Tab, browser
 from tests.integration.conftest import Job, MakeJob
 from tests.local_swarm import LocalSwarm
@@ -42,9 +42,9 @@ def job(make_job: MakeJob) -> Job:
 
 
 @asynccontextmanager
-async def page_of(swarm: LocalSwarm) -> AsyncIterator[Watched]:
-    places = HttpPlaces(page_port=0, metrics=("127.0.0.1", 0))
-    async with watched(swarm.service, SystemClock(), DOCUMENTS, places) as found:
+async def page_of(swarm: LocalSwarm) -> AsyncIterator[HttpAddresses]:
+    places = HttpOptions(page_port=0, metrics=("127.0.0.1", 0))
+    async with serve_http(swarm.service, SystemClock(), DOCUMENTS, places) as found:
         yield found
 
 

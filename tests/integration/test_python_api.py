@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import swarm_ft
 from swarm_ft.api.keywords import JobKeywords
-from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.client.demo_input import DemoInput, write_demo_input
 from swarm_ft.errors import BadInvite, BadOption, NotFound, OutOfTurn, RunFailed
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 
@@ -22,13 +22,13 @@ QUICK: JobKeywords = {
 }
 
 
-def quick(sample: SampleInput, out: Path) -> JobKeywords:
+def quick(sample: DemoInput, out: Path) -> JobKeywords:
     return {**QUICK, "model": sample.model_dir, "dataset": sample.train_file, "out": out}
 
 
 @pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleInput:
-    return write_sample(tmp_path_factory.mktemp("sample"), seed=1, num_layers=4, hidden_size=32)
+def sample(tmp_path_factory: pytest.TempPathFactory) -> DemoInput:
+    return write_demo_input(tmp_path_factory.mktemp("sample"), seed=1, num_layers=4, hidden_size=32)
 
 
 def test_a_notebook_trains_in_a_few_lines(tmp_path: Path) -> None:
@@ -43,9 +43,7 @@ def test_a_notebook_trains_in_a_few_lines(tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(report.model_dir).config.n_layer == 6
 
 
-async def test_a_swarm_here_is_awaited_and_trains_again(
-    sample: SampleInput, tmp_path: Path
-) -> None:
+async def test_a_swarm_here_is_awaited_and_trains_again(sample: DemoInput, tmp_path: Path) -> None:
     events: list[object] = []
     first_job, second_job = quick(sample, tmp_path / "a"), quick(sample, tmp_path / "b")
     async with swarm_ft.LocalSwarm(stages=2, folder=tmp_path / "swarm") as swarm:
@@ -60,7 +58,7 @@ async def test_a_swarm_here_is_awaited_and_trains_again(
     assert (tmp_path / "swarm").is_dir()
 
 
-def test_a_peer_dies_and_its_replica_goes_on(sample: SampleInput, tmp_path: Path) -> None:
+def test_a_peer_dies_and_its_replica_goes_on(sample: DemoInput, tmp_path: Path) -> None:
     with swarm_ft.LocalSwarm(stages=2, replicas=2) as swarm:
         killed: list[str] = []
 
@@ -107,7 +105,7 @@ def test_what_is_wrong_is_said_before_anything_begins(tmp_path: Path) -> None:
 
 
 def test_three_roles_by_calls_that_wait(
-    sample: SampleInput, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sample: DemoInput, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def buffers(name: str) -> swarm_ft.BufferOptions:
         return swarm_ft.BufferOptions(directory=tmp_path / name)
@@ -145,7 +143,7 @@ def test_three_roles_by_calls_that_wait(
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "tuned").config.n_layer == 4
 
 
-def submitted_and_fetched(sample: SampleInput, out: Path, way: Any) -> swarm_ft.RunReport:
+def submitted_and_fetched(sample: DemoInput, out: Path, way: Any) -> swarm_ft.RunReport:
     run_id = swarm_ft.submit(progress=False, **quick(sample, out), **way)
     (run,) = (one for one in swarm_ft.status(**way).runs if one.run_id == run_id)
     while run.phase is not RunPhase.FINISHED:
@@ -165,7 +163,7 @@ def submitted_and_fetched(sample: SampleInput, out: Path, way: Any) -> swarm_ft.
     return report
 
 
-def submitted_and_cancelled(sample: SampleInput, out: Path, way: Any) -> RunStatus:
+def submitted_and_cancelled(sample: DemoInput, out: Path, way: Any) -> RunStatus:
     job = quick(sample, out)
     job["steps"] = 100_000
     run_id = swarm_ft.submit(progress=False, **job, **way)
@@ -175,7 +173,7 @@ def submitted_and_cancelled(sample: SampleInput, out: Path, way: Any) -> RunStat
 @pytest.mark.slow
 @pytest.mark.variant
 @pytest.mark.timeout(300)
-def test_members_of_a_swarm_here_may_be_processes(sample: SampleInput, tmp_path: Path) -> None:
+def test_members_of_a_swarm_here_may_be_processes(sample: DemoInput, tmp_path: Path) -> None:
     with swarm_ft.LocalSwarm(stages=2, processes=True, folder=tmp_path / "swarm") as swarm:
         with pytest.raises(OutOfTurn, match="no job has started this swarm"):
             swarm.status()

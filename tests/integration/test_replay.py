@@ -10,10 +10,10 @@ import pytest
 from swarm_ft.client.trace import TraceFile
 from swarm_ft.coordinator.facts.events import Effect, Event
 from swarm_ft.coordinator.facts.state import SwarmState
+from swarm_ft.coordinator.recorded_history import RecordedHistory, ReplayView, timelines
 from swarm_ft.coordinator.recording.files import files_of
 from swarm_ft.coordinator.recording.recorder import Recorder
 from swarm_ft.coordinator.replay import Moment, at_end, at_step, moments
-from swarm_ft.coordinator.retold import Past, Retold, timelines
 from swarm_ft.errors import BadInput, BadOption, NotFound, OutOfTurn
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import StatusRequest, StepCommitted, SwarmStatus
@@ -34,7 +34,7 @@ def recorded(journal: Path, key: bytes | None = None) -> list[Moment]:
 def known(monkeypatch: pytest.MonkeyPatch) -> list[SwarmState]:
     """What the coordinator knew after the last event that it recorded."""
     last = [SwarmState()]
-    decided = Recorder.decided
+    decided = Recorder.record_decision
 
     def note(
         self: Recorder,
@@ -117,17 +117,17 @@ async def test_events_losses_and_steps_are_told_again(
                 await swarm.snapshot_of(run_id, job.spec, step=2)
                 await swarm.kill_peer(PeerId("peer-1"))
                 await swarm.add_peer(PeerId("newcomer"), "2-4")
-        told = [event async for event in swarm.service.happened(EventsRequest())]
+        told = [event async for event in swarm.service.events(EventsRequest())]
         rows = swarm.service.losses(run_id, 0, 100)
         next_event = swarm.service.status().next_event
         await swarm.kill_coordinator()
         found = [one for one in recorded(swarm.journal) if one.next_event <= next_event]
 
-    retold = Retold()
+    retold = RecordedHistory()
     for moment in found:
         retold.take(moment)
-    past = Past(found[-1], retold)
-    again = [event async for event in past.happened(EventsRequest(since=told[1].serial))]
+    past = ReplayView(found[-1], retold)
+    again = [event async for event in past.events(EventsRequest(since=told[1].serial))]
     told = told[1:]  # that the coordinator started was no decision
     assert [replace(event, unix_s=0.0) for event in again[: len(told)]] == [
         replace(event, unix_s=0.0) for event in told

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from swarm_ft.client.demo_input import write_demo_input
 from swarm_ft.client.job import Job
 from swarm_ft.client.options import Outputs
 from swarm_ft.client.report import RunProgress
-from swarm_ft.client.sample import write_sample
 from swarm_ft.client.train import WatchedRun
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
@@ -42,7 +42,9 @@ class Told(RunProgress):
 @pytest.fixture
 def job(make_job: MakeJob, tmp_path: Path) -> Job:
     """A run of a model that has a tokenizer, as a client's result has one."""
-    made = write_sample(tmp_path / "input", seed=0, num_layers=2, hidden_size=32, vocab_size=300)
+    made = write_demo_input(
+        tmp_path / "input", seed=0, num_layers=2, hidden_size=32, vocab_size=300
+    )
     checkpoint = open_checkpoint(made.model_dir)
     plain = make_job(num_samples=4, num_steps=3, save_steps=2)
     spec = RunSpec(model=checkpoint.describe(), train=plain.spec.train)

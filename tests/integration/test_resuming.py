@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from swarm_ft.client.demo_input import write_demo_input
 from swarm_ft.client.job import prepare_job
 from swarm_ft.client.options import JobOptions, Outputs
 from swarm_ft.client.report import RunProgress
-from swarm_ft.client.sample import write_sample
 from swarm_ft.client.train import submit
 from swarm_ft.errors import NotFound
 from swarm_ft.ids import RunId
@@ -22,7 +22,9 @@ from tests.members import make_swarm
 
 @pytest.fixture
 def options(tmp_path: Path) -> JobOptions:
-    sample = write_sample(tmp_path / "input", seed=1, num_layers=2, hidden_size=16, vocab_size=300)
+    sample = write_demo_input(
+        tmp_path / "input", seed=1, num_layers=2, hidden_size=16, vocab_size=300
+    )
     return JobOptions(
         model=sample.model_dir,
         dataset=sample.train_file,

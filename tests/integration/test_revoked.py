@@ -19,7 +19,7 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.enrol import Membership, enrol, enrol_again
+from swarm_ft.enrol import Membership, enrol, renew_enrolment
 from swarm_ft.errors import NotAllowed, SwarmError, Unavailable
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import LIFETIME_S
@@ -163,7 +163,7 @@ async def swarm_in(
             (),
             "a-swarm",
             on_revoked=service.revoke,
-            on_void=service.send_all_away,
+            on_void=service.dismiss_all_peers,
             on_renewed=service.renewed,
         )
         transport = GrpcTransport(GrpcOptions(credentials=enrolment.credentials))
@@ -283,7 +283,7 @@ async def test_a_peer_is_told_of_renewals_and_keeps_calls_that_began_before(
         soon_s = datetime.now(UTC).timestamp() + LIFETIME_S - 60.0
         validity.unix_s = lambda: soon_s
         later[0] = timedelta(hours=2)
-        await enrol_again(renewing.credentials, swarm.keys[renewing.name], swarm.endpoint)
+        await renew_enrolment(renewing.credentials, swarm.keys[renewing.name], swarm.endpoint)
         while (validity.expires_unix_s(renewing.name) or 0.0) < soon_s + 3600.0:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         soon_s += 120.0

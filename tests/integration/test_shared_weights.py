@@ -27,7 +27,7 @@ from swarm_ft.protocol.spec.run_spec import (
     TrainOptions,
     TrainSpec,
 )
-from swarm_ft.protocol.spec.sample_rows import NO_LABEL, filled_up, labelled
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL, label_tokens, pad_rows
 from swarm_ft.stage.base import Engine
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
@@ -109,7 +109,7 @@ def make_job(model_spec: ModelSpec) -> MakeJob:
             ids = random.integers(1, VOCAB_SIZE, int(random.integers(3, SEQ_LENGTH + 1)))
             labels = np.full(len(ids), NO_LABEL)
             labels[-1] = ids[0] % 2
-            samples += [row.tobytes() for row in filled_up(labelled(ids, labels), SEQ_LENGTH)]
+            samples += [row.tobytes() for row in pad_rows(label_tokens(ids, labels), SEQ_LENGTH)]
         return Job(RunSpec(model=model_spec, train=train), samples)
 
     return make

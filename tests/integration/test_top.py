@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swarm_ft.cli.picture import View
-from swarm_ft.cli.top import Watched
+from swarm_ft.cli.top import TopData
+from swarm_ft.cli.top_screen import View
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
 from swarm_ft.protocol.messages.events import EventKind
 from tests.integration.conftest import MakeJob
@@ -20,8 +20,8 @@ async def test_it_follows_a_run_and_draws_it(make_job: MakeJob, tmp_path: Path) 
     job = make_job(num_samples=8, num_steps=6)
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         await swarm.all_joined()
-        watched = Watched(swarm.client, View())
-        await watched.ask()
+        watched = TopData(swarm.client, View())
+        await watched.fetch_status()
         async with watched.following():
             told = await swarm.train(job.spec, job.samples)
             while not _knows_all(watched):  # noqa: ASYNC110
@@ -30,9 +30,9 @@ async def test_it_follows_a_run_and_draws_it(make_job: MakeJob, tmp_path: Path) 
         (curve,) = picture.losses.values()
         assert curve == losses_in(told)
 
-        late = Watched(swarm.client, View())
-        await late.ask()
-        await late.read()
+        late = TopData(swarm.client, View())
+        await late.fetch_status()
+        await late.fetch_history()
         assert list(late.picture().losses.values()) == [curve]
         console = Console(file=StringIO(), width=80, color_system=None)
         console.print(late.picture())
@@ -42,7 +42,7 @@ async def test_it_follows_a_run_and_draws_it(make_job: MakeJob, tmp_path: Path) 
         assert "all peers are ready, the run trains" in drawn
 
 
-def _knows_all(watched: Watched) -> bool:
+def _knows_all(watched: TopData) -> bool:
     picture = watched.picture()
     is_over = any(event.kind is EventKind.RUN_FINISHED for event in picture.events)
     return is_over and any(len(curve) == 6 for curve in picture.losses.values())

@@ -12,15 +12,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm_ft import LocalPipeline, LocalSwarm, SwarmConfig, SwarmTrainer
-from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.client.demo_input import DemoInput, write_demo_input
 from swarm_ft.errors import BadOption, BadSnapshot, MalformedMessage, OutOfTurn
 
 TEXTS = ["def one(): return 1\n" * 12, "def two(): return 2\n" * 12]
 
 
 @pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleInput:
-    return write_sample(tmp_path_factory.mktemp("sample"), seed=1, num_layers=4, hidden_size=32)
+def sample(tmp_path_factory: pytest.TempPathFactory) -> DemoInput:
+    return write_demo_input(tmp_path_factory.mktemp("sample"), seed=1, num_layers=4, hidden_size=32)
 
 
 def config(out: Path, **more: Any) -> SwarmConfig:
@@ -42,7 +42,7 @@ def of_trl(**arguments: Any) -> Any:
         return SFTConfig(bf16=False, report_to="none", **arguments)
 
 
-def test_a_script_of_trl_needs_another_trainer_alone(sample: SampleInput, tmp_path: Path) -> None:
+def test_a_script_of_trl_needs_another_trainer_alone(sample: DemoInput, tmp_path: Path) -> None:
     theirs = of_trl(output_dir=str(tmp_path / "tuned"), max_length=32, max_steps=2)
     with LocalSwarm(stages=2) as swarm:
         trainer = SwarmTrainer(sample.model_dir, theirs, TEXTS, swarm=swarm)
@@ -51,7 +51,7 @@ def test_a_script_of_trl_needs_another_trainer_alone(sample: SampleInput, tmp_pa
 
 
 def test_what_a_configuration_of_trl_asks_for_in_vain_is_named(
-    sample: SampleInput, tmp_path: Path
+    sample: DemoInput, tmp_path: Path
 ) -> None:
     theirs = of_trl(output_dir=str(tmp_path), neftune_noise_alpha=5.0, label_smoothing_factor=0.1)
     with pytest.raises(BadOption) as refused:
@@ -61,7 +61,7 @@ def test_what_a_configuration_of_trl_asks_for_in_vain_is_named(
 
 
 def test_a_datasets_rows_train_an_adapter_that_peft_loads(
-    sample: SampleInput, tmp_path: Path
+    sample: DemoInput, tmp_path: Path
 ) -> None:
     with LocalSwarm(stages=2) as swarm:
         trainer = SwarmTrainer(
@@ -99,7 +99,7 @@ def test_a_datasets_rows_train_an_adapter_that_peft_loads(
 
 
 async def test_a_model_that_is_there_trains_in_a_swarm_that_is_started_for_it(
-    sample: SampleInput, tmp_path: Path
+    sample: DemoInput, tmp_path: Path
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(sample.model_dir)
     tokenizer = AutoTokenizer.from_pretrained(sample.model_dir)
@@ -184,7 +184,7 @@ def test_methods_of_a_trainer_say_when_they_are_early(tmp_path: Path) -> None:
     assert trainer.state.best_metric is None
 
 
-def test_models_and_tokenizers_that_nobody_could_read_are_refused(sample: SampleInput) -> None:
+def test_models_and_tokenizers_that_nobody_could_read_are_refused(sample: DemoInput) -> None:
     model = AutoModelForCausalLM.from_pretrained(sample.model_dir)
     tokenizer = AutoTokenizer.from_pretrained(sample.model_dir)
     with pytest.raises(
@@ -208,7 +208,7 @@ def batches() -> list[Tensor]:
 
 
 def test_stages_under_ones_own_loop_learn_what_the_whole_model_learns(
-    sample: SampleInput,
+    sample: DemoInput,
 ) -> None:
     losses = {}
     for stages in (1, 3):
@@ -223,7 +223,7 @@ def test_stages_under_ones_own_loop_learn_what_the_whole_model_learns(
         assert three == pytest.approx(one, rel=1e-4)
 
 
-def test_a_step_of_many_batches_is_that_of_one(sample: SampleInput) -> None:
+def test_a_step_of_many_batches_is_that_of_one(sample: DemoInput) -> None:
     whole = torch.cat(batches())
     labels = whole.clone()
     labels[2, :12] = -100  # of one batch fewer are learned
@@ -236,7 +236,7 @@ def test_a_step_of_many_batches_is_that_of_one(sample: SampleInput) -> None:
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
-def test_a_state_goes_on_where_it_was_saved(sample: SampleInput, tmp_path: Path) -> None:
+def test_a_state_goes_on_where_it_was_saved(sample: DemoInput, tmp_path: Path) -> None:
     options: dict[str, Any] = {"forward_codec": "q8", "backward_codec": "q8", "seq_length": 16}
     pipeline = LocalPipeline(sample.model_dir, device="cpu", **options)
     first, second, third = batches()
@@ -263,7 +263,7 @@ def test_a_state_goes_on_where_it_was_saved(sample: SampleInput, tmp_path: Path)
         pipeline.load_state(tmp_path / "state")
 
 
-def test_changes_are_sent_of_samples_that_come_again(sample: SampleInput) -> None:
+def test_changes_are_sent_of_samples_that_come_again(sample: DemoInput) -> None:
     pipeline = LocalPipeline(sample.model_dir, device="cpu", seq_length=16)
     (batch, *_) = batches()
     # The default codecs by the names that a caller knows, not by the settings that they stand for.

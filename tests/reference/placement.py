@@ -145,7 +145,7 @@ def _cut(gap: LayerRange, edges: Collection[int]) -> list[LayerRange]:
 
 def fits(spec: RunSpec, layers: LayerRange, hello: PeerHello) -> bool:
     """Whether blocks fit into the memory that a peer lends."""
-    return spec.held_bytes(layers) <= hello.memory_bytes
+    return spec.memory_bytes(layers) <= hello.memory_bytes
 
 
 def with_replicas(
@@ -278,7 +278,7 @@ def _shares(
 
 def _least_share(spec: RunSpec, gap: LayerRange, most_bytes: int) -> int:
     """Peers of so much memory that hold a gap, at least."""
-    return max(1, math.ceil(spec.held_bytes(gap) / max(1, most_bytes)))
+    return max(1, math.ceil(spec.memory_bytes(gap) / max(1, most_bytes)))
 
 
 def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:

@@ -1,4 +1,4 @@
-"""The first form of `swarm_ft.coordinator.plan.sharing`, to which the present one is compared.
+"""The first form of `swarm_ft.coordinator.plan.allocation`, to which the present one is compared.
 
 It asks for each placement anew, so it is slow, and what it decides is what all later forms decide.
 Its own text follows.
@@ -30,8 +30,8 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.state import AttemptState, Member, Run, SwarmState
 from swarm_ft.coordinator.plan.membership import (
-    able_for,
-    is_able,
+    eligible_members,
+    has_stage,
     with_newcomers,
 )
 from swarm_ft.ids import NO_ATTEMPT, PeerId, RunId
@@ -73,7 +73,7 @@ def beside(state: SwarmState, run: Run) -> SwarmState:
         others = {of: layers for of, layers in hosted[peer].items() if of != run.run_id}
         if not others:
             continue
-        taken = sum(state.runs[of].spec.held_bytes(layers) for of, layers in others.items())
+        taken = sum(state.runs[of].spec.memory_bytes(layers) for of, layers in others.items())
         hello = members[peer].hello
         left_bytes = max(0, math.floor(hello.memory_bytes - taken))
         members[peer] = replace(members[peer], hello=replace(hello, memory_bytes=left_bytes))
@@ -100,7 +100,7 @@ def shared(state: SwarmState, now_s: float) -> Sharing:
 
 def share_of(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     """The state with those members alone that may work for the run, and are its own or free."""
-    return able_for(shared(state, now_s).of(state, run), run, now_s)
+    return eligible_members(shared(state, now_s).of(state, run), run, now_s)
 
 
 def makes_room(state: SwarmState, run: Run, now_s: float) -> bool:
@@ -140,7 +140,9 @@ class _Division:
         self._hosted = state.hosted
         bound = state.result_keepers.union(*(run.peers for run in self._active))
         self._free = [
-            peer for peer in state.members if peer not in bound and not state.is_aside(peer, now_s)
+            peer
+            for peer in state.members
+            if peer not in bound and not state.is_suspended(peer, now_s)
         ]
         self._donors = {
             peer: run
@@ -338,7 +340,7 @@ class _Division:
         own = self._state.with_members(frozenset(peers))
         if any(len(self._hosted.get(peer, ())) > 1 for peer in run.peers):
             own = beside(own, run)
-        return able_for(own, run, self._now_s)
+        return eligible_members(own, run, self._now_s)
 
 
 def _owner(run: Run) -> str:
@@ -360,8 +362,8 @@ def _spare(state: SwarmState, run: Run) -> list[PeerId]:
     """Replicas without which a run goes on: all but one of each stage, and who only listens."""
     spare: list[PeerId] = []
     for stage in run.stages:
-        there = [peer for peer in stage.peers if state.carries(peer)]
-        able = [peer for peer in there if is_able(state, run, peer, stage.layers)]
+        there = [peer for peer in stage.peers if state.may_host_alone(peer)]
+        able = [peer for peer in there if has_stage(state, run, peer, stage.layers)]
         bound = [peer for peer in able if state.members[peer].hello.layers is not None]
         stays = next(iter(bound or able), None)
         if stays is not None:

@@ -58,7 +58,7 @@ class Customer:
             return  # a part of it was lost, and is made again
         machine.world.invariants.fetched(self._spec, b"".join(path.read_bytes() for path in paths))
         self.has_result = True
-        await client.collected(run_id)
+        await client.acknowledge_result(run_id)
 
     async def _submit(self, client: SwarmClient) -> RunId:
         """The run; one that was submitted already is the same run."""

@@ -142,7 +142,7 @@ class TinyEngine:
         output = self._forward(microbatch, x)
         if not self.has_backward:
             inputs = self._current().graphs.pop(microbatch)
-            self._current().left[microbatch] = [_of_nothing(x) for x in reversed(inputs)]
+            self._current().products[microbatch] = [_of_nothing(x) for x in reversed(inputs)]
         self._tell("forward")
         return _sent(output)
 
@@ -318,7 +318,7 @@ class TinyEngine:
         step = self._current()
         inputs = step.graph_of(microbatch)
         del step.graphs[microbatch]
-        left = step.left[microbatch] = []
+        left = step.products[microbatch] = []
         trained = self._trained()
         for (b, block), x in zip(reversed(self._blocks.items()), reversed(inputs), strict=True):
             left.append((x, gradient) if b in trained else _of_nothing(x))

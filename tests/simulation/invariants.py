@@ -32,10 +32,10 @@ from swarm_ft.coordinator.facts.events import (
     EventRecord,
     PlanRecord,
     Record,
+    ReputationRecord,
     RollbackRecord,
     RunRecord,
     SnapshotRecord,
-    StandingRecord,
 )
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
@@ -107,7 +107,7 @@ class Invariants:
     def written(self, records: Sequence[Record]) -> None:
         """Records became durable."""
         for record in records:
-            if isinstance(record, StandingRecord | ContributionRecord | EventRecord):
+            if isinstance(record, ReputationRecord | ContributionRecord | EventRecord):
                 continue
             if isinstance(record, RunRecord):
                 job = self._of_jobs[record.run.spec.digest()]
@@ -303,7 +303,7 @@ class _OfRun:
             self.fail(f"{machine} applied step {step}, which the journal never committed")
         planned = set(step_samples(self._spec.train, step))
         expected = tuple(int(s in planned) for s in range(self._spec.train.num_samples))
-        is_constant = self._spec.is_constant(applied.engine.layers.stop)
+        is_constant = self._spec.is_cacheable(applied.engine.layers.stop)
         for block, tally in applied.tallies.items():
             # What frozen stages made of a sample may be kept above them, from an earlier visit.
             is_less = all(count <= most for count, most in zip(tally, expected, strict=True))

@@ -18,8 +18,8 @@ from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
-from swarm_ft.peer.keeping import KeepingPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
+from swarm_ft.peer.snapshot_keeper import KeeperStorage
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
@@ -274,10 +274,12 @@ class PeerRole:
                 peer_id=name,
                 layers=parse_layers(self.layers),
                 memory_bytes=1 << 30,
-                max_beside=machine.world.max_beside,
+                max_extra_stages=machine.world.max_beside,
                 shard_dir=machine.disk.root,
                 snapshots_url=machine.world.snapshots_url,
-                keeping=KeepingPlace(directory=machine.disk.root / "kept", max_bytes=1 << 30),
+                keeper_storage=KeeperStorage(
+                    directory=machine.disk.root / "kept", max_bytes=1 << 30
+                ),
             ),
             directory=machine.directory,
             transport=FaultyTransport(machine.transport, held=_held(machine.world)),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.private_files import make_private, open_private, private_folder, replacing
+from swarm_ft.private_files import atomic_write, make_private, open_private, private_folder
 
 pytestmark = pytest.mark.usefixtures("no_umask")
 
@@ -49,7 +49,7 @@ def test_a_folder_like_tmp_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_what_replaces_a_file_is_there_whole_and_its_owners(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
-    with replacing(tmp_path / "file") as partial:
+    with atomic_write(tmp_path / "file") as partial:
         partial.write_bytes(b"new")
         assert (tmp_path / "file").read_bytes() == b"old"
     assert (tmp_path / "file").read_bytes() == b"new"
@@ -65,7 +65,7 @@ def test_what_cannot_replace_a_file_leaves_it_as_it_was_and_nothing_beside_it(
         raise OSError("full")
 
     (tmp_path / "file").write_bytes(b"old")
-    with pytest.raises(OSError, match="full"), replacing(tmp_path / "file") as partial:
+    with pytest.raises(OSError, match="full"), atomic_write(tmp_path / "file") as partial:
         write_half(partial)
     assert (tmp_path / "file").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

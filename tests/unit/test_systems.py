@@ -168,7 +168,7 @@ def test_files_are_kept_where_there_are_no_modes(
     lacks(os, "fchmod", "geteuid")
     folder = private_files.private_folder(tmp_path / "folder")
     with (
-        private_files.replacing(folder / "file") as partial,
+        private_files.atomic_write(folder / "file") as partial,
         private_files.open_private(partial, "wb") as file,
     ):
         file.write(b"data")

@@ -49,20 +49,22 @@ Span = tuple[int, int]
 """Character range of a text: start and stop."""
 
 
-def rendered(
+def render_chat(
     messages: Sequence[Mapping[str, object]],
     tokenizer: PreTrainedTokenizerBase,
     *,
-    is_asking: bool = False,
+    add_generation_prompt: bool = False,
 ) -> str:
     """Render a chat as text.
 
     Args:
         messages: Messages with role and content.
         tokenizer: Tokenizer with the template.
-        is_asking: Whether to append the header of an answer (generation prompt).
+        add_generation_prompt: Whether to append the header of an answer (generation prompt).
     """
-    return ChatTemplate(tokenizer).text(Chat([dict(one) for one in messages]), is_asking=is_asking)
+    return ChatTemplate(tokenizer).text(
+        Chat([dict(one) for one in messages]), add_generation_prompt=add_generation_prompt
+    )
 
 
 def marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -96,19 +98,19 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._written: set[str] = set()
 
-    def text(self, chat: Chat, *, is_asking: bool = False) -> str:
+    def text(self, chat: Chat, *, add_generation_prompt: bool = False) -> str:
         """Render a chat as `apply_chat_template` of transformers does."""
         messages: Any = list(chat.messages)
         return str(
             self._tokenizer.apply_chat_template(
                 messages,
                 tokenize=False,
-                add_generation_prompt=is_asking,
+                add_generation_prompt=add_generation_prompt,
                 **self._variables(chat),
             )
         )
 
-    def prepared(self, chat: Chat) -> Chat:
+    def prepare(self, chat: Chat) -> Chat:
         """Return the chat with calls and empty contents in the form that the template accepts.
 
         Raises:
@@ -130,10 +132,12 @@ class ChatTemplate:
 
         The prompt ends with the header of an answer, as in TRL.
         """
-        chat = self.prepared(prompt.followed_by(completion))
+        chat = self.prepare(prompt.concatenated(completion))
         text = self.text(chat)
         num_asking = len(prompt.messages)
-        asking = self.text(chat._replace(messages=chat.messages[:num_asking]), is_asking=True)
+        asking = self.text(
+            chat._replace(messages=chat.messages[:num_asking]), add_generation_prompt=True
+        )
         first = common_length(asking, text) if completion_only else 0
         spans = self._learned(chat, text, assistant_only=assistant_only)
         return _cut(text, [(max(first, start), stop) for start, stop in spans if stop > first])
@@ -151,7 +155,7 @@ class ChatTemplate:
         """Return the spans that the template marks, except those of messages that are only read."""
         spans = self._marks(chat)
         unread: list[Span] = []
-        for index in sorted(chat.only_read):
+        for index in sorted(chat.context_indices):
             if chat.messages[index].get("role") == ASSISTANT:
                 before, until = (
                     len(self._marks(_first(chat, count))) if count else 0
@@ -172,8 +176,8 @@ class ChatTemplate:
     def _added(self, chat: Chat, text: str) -> Iterator[Span]:
         """Yield the text that each learned assistant message adds to the text that asks for it."""
         for index, message in enumerate(chat.messages):
-            if message.get("role") == ASSISTANT and index not in chat.only_read:
-                asking = self.text(_first(chat, index), is_asking=True) if index else ""
+            if message.get("role") == ASSISTANT and index not in chat.context_indices:
+                asking = self.text(_first(chat, index), add_generation_prompt=True) if index else ""
                 until = self.text(_first(chat, index + 1))
                 if until.startswith(asking) and text.startswith(until):
                     yield len(asking), len(until)
@@ -217,12 +221,12 @@ class ChatTemplate:
         """Return the text that asks for an answer to a chat."""
         if not chat.messages:
             return ""
-        asking = self.text(chat, is_asking=True)
+        asking = self.text(chat, add_generation_prompt=True)
         return asking[common_length(asking, self.text(chat)) :]
 
     def _spans_of_read(self, chat: Chat, text: str) -> Iterator[Span]:
         """Yield the spans of messages that are only read."""
-        for index in sorted(chat.only_read):
+        for index in sorted(chat.context_indices):
             before = self.text(_first(chat, index)) if index else ""
             is_last = index + 1 == len(chat.messages)
             until = text if is_last else self.text(_first(chat, index + 1))

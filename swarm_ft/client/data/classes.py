@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from swarm_ft.client.data.chat import Document, Piece
 from swarm_ft.client.data.columns import LABEL_COLUMNS, MEDIA, ColumnMap
-from swarm_ft.client.data.forms import Form, guarded, text_in
-from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
-from swarm_ft.client.data.text_files import refused
+from swarm_ft.client.data.forms import Form, text_in, with_row_checks
+from swarm_ft.client.data.rows import TEXT_COLUMN, Row, describe_type
+from swarm_ft.client.data.text_files import bad_dataset
 from swarm_ft.client.options import ReadOptions
 from swarm_ft.errors import BadDataset
 from swarm_ft.protocol.spec.run_spec import MAX_LABELS, TaskKind
@@ -90,15 +90,15 @@ def class_form_of(
     is_text = task.kind is TaskKind.CLASSIFICATION
     names = " and ".join(f"'{text}'" for text in texts)
     form = Form(
-        words=f"a document is {names}, "
+        description=f"a document is {names}, "
         + (f"its class is '{label}'" if is_text else f"classes of its words are '{label}'"),
         columns=(*texts, label),
         render=of_texts if is_text else of_words,
         has_end=True,
         classes=task.labels,
-        are_of_words=not is_text,
+        has_word_classes=not is_text,
     )
-    return guarded(form, ColumnMap.of(options).removed, MEDIA)
+    return with_row_checks(form, ColumnMap.of(options).removed, MEDIA)
 
 
 def find_classes(
@@ -167,7 +167,7 @@ def merged_classes(train: FoundClasses, held_out: FoundClasses, source: str) -> 
     if lacks_none:
         return held_out
     if train.are_numbers != held_out.are_numbers:
-        raise refused(
+        raise bad_dataset(
             source,
             f"its classes are {some_of(held_out.names)}, and those of --dataset "
             f"{some_of(train.names)}; --labels NAME,NAME,... lists the names that numbers count",
@@ -217,7 +217,7 @@ def _words_in(row: Row, text: str, label: str) -> tuple[list[str], list[object]]
     if not isinstance(words, list) or not isinstance(labels, list) or len(words) != len(labels):
         raise BadDataset(
             f"{row.place}: expected '{text}' and '{label}' to be lists of one length, got "
-            f"{kind_of(words)} and {kind_of(labels)}"
+            f"{describe_type(words)} and {describe_type(labels)}"
         )
     if not all(isinstance(word, str) for word in words):
         raise BadDataset(f"{row.place}: expected '{text}' to be a list of words")
@@ -235,7 +235,7 @@ def _name_of(row: Row, column: str, value: object) -> str:
         return name.strip()
     raise BadDataset(
         f"{row.place}: expected '{column}' to be a class, a name or a number from 0 on, got "
-        f"{value if isinstance(value, int | float) else kind_of(value)}"
+        f"{value if isinstance(value, int | float) else describe_type(value)}"
     )
 
 

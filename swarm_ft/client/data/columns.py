@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import NamedTuple
 
-from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
+from swarm_ft.client.data.rows import TEXT_COLUMN, Row, describe_type
 from swarm_ft.client.options import ReadOptions
 from swarm_ft.errors import BadDataset, BadOption
 
@@ -135,7 +135,7 @@ class ColumnMap:
         """Whether all columns that fill a role are among `columns`, and none is removed."""
         return set(self.columns_of(role)) <= set(columns) - self.removed
 
-    def words(self, role: str) -> str:
+    def describe(self, role: str) -> str:
         """Return the source of a role, for people."""
         source = self.sources.get(role, role)
         return f"the template {source.text!r}" if isinstance(source, Format) else f"'{source}'"
@@ -177,7 +177,8 @@ class Fields(NamedTuple):
         if isinstance(value, str):
             return value
         raise BadDataset(
-            f"{self.place}: expected {self.columns.words(role)} to be text, got {kind_of(value)}"
+            f"{self.place}: expected {self.columns.describe(role)} to be text, "
+            f"got {describe_type(value)}"
         )
 
     def optional_text(self, role: str) -> str:
@@ -194,11 +195,11 @@ class Fields(NamedTuple):
         if isinstance(value, str) or is_number:
             return str(value)
         raise BadDataset(
-            f"{self.place}: expected '{column}' to be text or a number, got {kind_of(value)}"
+            f"{self.place}: expected '{column}' to be text or a number, got {describe_type(value)}"
         )
 
 
-def refuse_meaningful(
+def check_unread_columns(
     row: Row, used: Iterable[str], removed: frozenset[str], names: Iterable[str] = REASONS
 ) -> None:
     """Refuse a row with a column that changes its meaning and that its shape does not read.
@@ -246,7 +247,7 @@ def flag_of(value: object, name: str, place: str, prefix: str = "") -> bool:
         return True
     flag = _FLAG_WORDS.get(str(value).strip().lower())
     if flag is None or isinstance(value, list | Mapping):
-        found = value if isinstance(value, int | float) else kind_of(value)
+        found = value if isinstance(value, int | float) else describe_type(value)
         raise BadDataset(
             f"{place}: expected '{name}' to be 0 or 1 (whether it is learned), got {found}; "
             f"--remove-columns {prefix}{name} trains without it"

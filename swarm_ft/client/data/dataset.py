@@ -13,15 +13,15 @@ import numpy as np
 from swarm_ft.client.data.chat import Document, Piece, marks_answers
 from swarm_ft.client.data.forms import ASSISTANT_ONLY, COMPLETION_ONLY, PLAIN_TEXT, Form
 from swarm_ft.client.data.layouts import Layout, LongDocuments, Stream, layout_of
-from swarm_ft.client.data.progress import ReadSoFar
+from swarm_ft.client.data.progress import ReadProgress
 from swarm_ft.client.data.rows import Row
 from swarm_ft.client.data.samples import (
     SampleFile,
     TokenArray,
-    cut_in,
-    labelled_in,
+    count_truncated,
     token_counts,
-    words_in,
+    tokenize_documents,
+    tokenize_with_classes,
 )
 from swarm_ft.client.data.special_tokens import (
     NO_SPECIAL_TOKENS,
@@ -31,7 +31,7 @@ from swarm_ft.client.data.special_tokens import (
     special_tokens_of,
 )
 from swarm_ft.client.data.summary import Summary, by_class
-from swarm_ft.client.data.text_files import refused
+from swarm_ft.client.data.text_files import bad_dataset
 from swarm_ft.client.options import PackingStrategy, ReadOptions, Truncation
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.sample_rows import (
@@ -66,7 +66,7 @@ class Samples:
     @property
     def words(self) -> str:
         """Counts as one line, for people."""
-        return self.summary.words
+        return self.summary.line
 
     @property
     def long_documents(self) -> LongDocuments:
@@ -111,10 +111,10 @@ class Dataset:
 
     Attributes:
         source: Name of the data.
-        meaningless: Options that have no effect on this data, with the reasons.
+        ineffective_options: Options that have no effect on this data, with the reasons.
     """
 
-    meaningless: Mapping[str, str] = MappingProxyType({})
+    ineffective_options: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Dataset:
                 break
             self._num_blank += 1
         else:
-            raise refused(source, "expected text, found none; the data is empty")
+            raise bad_dataset(source, "expected text, found none; the data is empty")
         self._documents = _documents(form, chain((first,), rows))
         self._unused = tuple(form.unused_in(first))
         self._words = _described(words, form, first, self._unused)
@@ -162,7 +162,7 @@ class Dataset:
         vocab_size: int,
         *,
         limit: int | None = None,
-        on_batch: Callable[[ReadSoFar], None] = lambda _so_far: None,
+        on_batch: Callable[[ReadProgress], None] = lambda _so_far: None,
     ) -> Samples:
         """Read and tokenise all documents and lay out samples, in constant memory.
 
@@ -176,7 +176,7 @@ class Dataset:
             BadDataset: A row cannot be used (the message names it), or no sample has a target.
             BadOption: These documents cannot be packed.
         """
-        so_far = ReadSoFar(source=self.source, num_blank=self._num_blank)
+        so_far = ReadProgress(source=self.source, num_blank=self._num_blank)
         file = SampleFile(
             self.source,
             seq_length=seq_length,
@@ -207,16 +207,20 @@ class Dataset:
         if not self._form.has_class:
             file.add(self._tokenised(documents))
             return
-        seq_length, of_words = file.seq_length, self._form.are_of_words
-        samples = list(labelled_in(documents, self._tokenizer, seq_length, of_words=of_words))
+        seq_length, of_words = file.seq_length, self._form.has_word_classes
+        samples = list(
+            tokenize_with_classes(documents, self._tokenizer, seq_length, of_words=of_words)
+        )
         file.add(samples)
-        file.count_cut(cut_in(documents, samples, self._tokenizer, seq_length, of_words=of_words))
+        file.count_cut(
+            count_truncated(documents, samples, self._tokenizer, seq_length, of_words=of_words)
+        )
 
     def _tokenised(self, documents: list[Document]) -> Iterable[Words]:
         """Yield the tokens of documents with their begin and their end; the end is learned."""
         ended = [self._with_end(document) for document in documents]
-        is_answered = COMPLETION_ONLY in self._form.asks
-        tokenised = words_in(ended, self._tokenizer, is_answered=is_answered)
+        is_answered = COMPLETION_ONLY in self._form.loss_options
+        tokenised = tokenize_documents(ended, self._tokenizer, is_answered=is_answered)
         for document, words in zip(documents, tokenised, strict=True):
             end = self._missing_end(document, words)
             yield np.concatenate([self._begin(document, words), words, end])
@@ -238,7 +242,7 @@ class Dataset:
         has_end = self._end.token_id is not None and document[-1].text.endswith(end)
         return document if has_end or not end else (*document, Piece(end, _is_learned(document)))
 
-    def _summary(self, so_far: ReadSoFar, file: SampleFile, tokens: TokenArray) -> Summary:
+    def _summary(self, so_far: ReadProgress, file: SampleFile, tokens: TokenArray) -> Summary:
         """Return the counts of all samples, or of those within the limit."""
         counts = token_counts(tokens) if len(tokens) < file.num_samples else file.counts
         return Summary(
@@ -246,7 +250,7 @@ class Dataset:
             unused=self._unused,
             num_documents=so_far.num_documents,
             num_blank=so_far.num_blank,
-            num_begun=self._num_begun,
+            num_with_leading_tokens=self._num_begun,
             long_documents=file.long_documents,
             truncation=self._truncation,
             num_samples=counts.num_samples,
@@ -282,7 +286,7 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
             f"{trailing}: the tokenizer adds it behind texts; TRL keeps it, swarm-ft ends a text "
             "only once"
         )
-    if ASSISTANT_ONLY in form.asks and options.assistant_only_loss:
+    if ASSISTANT_ONLY in form.loss_options and options.assistant_only_loss:
         if not marks_answers(tokenizer):
             notes.append(
                 "the chat template does not mark answers with {% generation %}: an answer is the "
@@ -374,14 +378,14 @@ def _batches(documents: Iterable[_One]) -> Iterator[list[_One]]:
         yield batch
 
 
-def _after(so_far: ReadSoFar, batch: list[_One], num_samples: int) -> ReadSoFar:
+def _after(so_far: ReadProgress, batch: list[_One], num_samples: int) -> ReadProgress:
     num_blank = sum(not one.pieces for one in batch)
     return replace(
         so_far,
         num_documents=so_far.num_documents + len(batch) - num_blank,
         num_blank=so_far.num_blank + num_blank,
         num_samples=num_samples,
-        done=batch[-1].done,
+        share_read=batch[-1].done,
     )
 
 
@@ -390,7 +394,7 @@ def _after(so_far: ReadSoFar, batch: list[_One], num_samples: int) -> ReadSoFar:
 
 def _described(words: str, form: Form, first: Row, unused: Sequence[str]) -> str:
     not_used = f"not used: {', '.join(unused)}" if unused else ""
-    return "; ".join(filter(None, [words, first.part, form.words, not_used]))
+    return "; ".join(filter(None, [words, first.part, form.description, not_used]))
 
 
 def _shown(document: Document, form: Form, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:

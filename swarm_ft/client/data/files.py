@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm_ft.client.data.holdout import Part
+from swarm_ft.client.data.holdout import DatasetPart
 from swarm_ft.client.data.text_files import (
     COMPRESSED_SUFFIXES,
     HEAD_BYTES,
+    bad_dataset,
     head_of,
     reason,
-    refused,
     uncompressed_name,
 )
 from swarm_ft.client.options import DataFormat
@@ -59,20 +59,20 @@ _SHARD = re.compile(r"(?P<split>.+)-\d{5}-of-\d{5}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class DataSelection:
     """Selection of data at a path.
 
     Attributes:
         split: Name of the split; None for the only one or the first present one of `instead`.
-        instead: Names of splits in order of preference.
+        preferred_splits: Names of splits in order of preference.
         format: Format of files; None goes by their names.
         part: Training or held-out part of the documents; None for all.
     """
 
     split: str | None = None
-    instead: tuple[str, ...] = (TRAIN,)
+    preferred_splits: tuple[str, ...] = (TRAIN,)
     format: DataFormat | None = None
-    part: Part | None = None
+    part: DatasetPart | None = None
 
     def choose(self, path: str, splits: Iterable[str]) -> str:
         """Return the name of the split to use.
@@ -85,13 +85,13 @@ class Wanted:
             return str(self.split)
         known = ", ".join(sorted(names))
         if self.split is not None:
-            raise refused(path, f"has no split '{self.split}'; it has {known}")
+            raise bad_dataset(path, f"has no split '{self.split}'; it has {known}")
         if len(names) == 1:
             return names[0]
-        for name in self.instead:
+        for name in self.preferred_splits:
             if name in names:
                 return name
-        raise refused(path, f"expected --split to be one of {known}")
+        raise bad_dataset(path, f"expected --split to be one of {known}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,10 +108,10 @@ class Files:
     format: DataFormat
     paths: tuple[Path, ...]
     split: str = ""
-    inside: Wanted = Wanted()
+    inside: DataSelection = DataSelection()
 
 
-def find_files(path: str, wanted: Wanted) -> Files:
+def find_files(path: str, selection: DataSelection) -> Files:
     """Return a file, or the files of a directory of one format and split, sorted by name.
 
     Plain text is found in the directory itself, other formats in its subdirectories as well.
@@ -123,23 +123,23 @@ def find_files(path: str, wanted: Wanted) -> Files:
     """
     try:
         if Path(path).is_dir():
-            found = _in_directory(Path(path), wanted)
+            found = _in_directory(Path(path), selection)
         else:
             with Path(path).open("rb"):  # errors of the path become one line below
-                kind = wanted.format or _format_of(Path(path))
-            found = Files(format=kind, paths=(Path(path),), inside=wanted)
-        if wanted.format is None and found.format is DataFormat.TEXT:
+                kind = selection.format or _format_of(Path(path))
+            found = Files(format=kind, paths=(Path(path),), inside=selection)
+        if selection.format is None and found.format is DataFormat.TEXT:
             for file in found.paths:
                 check_plain(file)
     except FileNotFoundError as exc:
         raise _missing(path) from exc
     except OSError as exc:
-        raise refused(path, f"cannot be read: {reason(exc)}") from exc
+        raise bad_dataset(path, f"cannot be read: {reason(exc)}") from exc
     for file in found.paths:
         _check_compression(file, found.format)
     has_splits = Path(path).is_dir() or found.format is DataFormat.JSON
-    if not has_splits and wanted.split not in (None, TRAIN):
-        raise no_split(path, wanted)
+    if not has_splits and selection.split not in (None, TRAIN):
+        raise no_split(path, selection)
     return found
 
 
@@ -157,12 +157,12 @@ def check_place(path: str) -> None:
 
 
 def _missing(path: str) -> BadDataset:
-    return refused(path, f"no such file or directory; expected {DATA_NAMES}, or a dataset's id")
+    return bad_dataset(path, f"no such file or directory; expected {DATA_NAMES}, or a dataset's id")
 
 
-def no_split(path: str | Path, wanted: Wanted) -> BadDataset:
+def no_split(path: str | Path, wanted: DataSelection) -> BadDataset:
     """Return the error for a named split of a file without splits."""
-    return refused(path, f"has no split '{wanted.split}'; one file is the split '{TRAIN}'")
+    return bad_dataset(path, f"has no split '{wanted.split}'; one file is the split '{TRAIN}'")
 
 
 def format_named(path: Path) -> DataFormat | None:
@@ -175,7 +175,7 @@ def _format_of(path: Path) -> DataFormat:
     if suffix in ALSO_TEXT:
         return DataFormat.TEXT
     if suffix not in FORMAT_OF:
-        raise refused(
+        raise bad_dataset(
             path,
             f"unknown extension '{suffix}'; expected {DATA_NAMES}; --data-format sets the "
             "format, and --data-format text reads it as plain text",
@@ -185,7 +185,7 @@ def _format_of(path: Path) -> DataFormat:
 
 def _check_compression(path: Path, found: DataFormat) -> None:
     if found in STORED and path.suffix.lower() in COMPRESSED_SUFFIXES:
-        raise refused(
+        raise bad_dataset(
             path, f"expected {found.value} without outer compression; decompress the file"
         )
 
@@ -193,7 +193,7 @@ def _check_compression(path: Path, found: DataFormat) -> None:
 # ---- directories
 
 
-def _in_directory(directory: Path, wanted: Wanted) -> Files:
+def _in_directory(directory: Path, wanted: DataSelection) -> Files:
     by_format = _by_format(directory)
     if wanted.format is DataFormat.LINES:
         files = by_format.get(DataFormat.TEXT, [])
@@ -201,12 +201,12 @@ def _in_directory(directory: Path, wanted: Wanted) -> Files:
         files = by_format.get(wanted.format, [])
     elif len(by_format) > 1:
         names = " and ".join(f"'{files[0].name}'" for files in by_format.values())
-        raise refused(directory, f"has files of several formats, {names}; give --data-format")
+        raise bad_dataset(directory, f"has files of several formats, {names}; give --data-format")
     else:
         files = next(iter(by_format.values()), [])
     if not files:
         kind = f"{wanted.format.name.lower()} " if wanted.format else ""
-        raise refused(
+        raise bad_dataset(
             directory,
             f"expected {kind}files in this directory, found none; data is {DATA_NAMES}",
         )
@@ -243,7 +243,7 @@ def _check_copies(directory: Path, files: Iterable[Path]) -> None:
     for file in files:
         other = seen.setdefault(uncompressed_name(file), file)
         if other is not file:
-            raise refused(
+            raise bad_dataset(
                 directory, f"has both '{other.name}' and '{file.name}'; remove one of these copies"
             )
 
@@ -286,7 +286,7 @@ def check_plain(path: Path) -> None:
     is_whole = len(head) <= HEAD_BYTES
     found = looks_like(head[:HEAD_BYTES].decode("utf-8", errors="replace"), is_whole)
     if found is not None:
-        raise refused(
+        raise bad_dataset(
             path,
             f"looks like {found.value}, not plain text: --data-format {found.name.lower()} "
             "reads it, --data-format text learns it as it is",

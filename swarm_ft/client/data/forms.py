@@ -13,11 +13,11 @@ from swarm_ft.client.data.columns import (
     ROW_FLAGS,
     ColumnMap,
     Fields,
+    check_unread_columns,
     is_row_learned,
-    refuse_meaningful,
 )
 from swarm_ft.client.data.messages import Chat, chat_in, renamed_roles
-from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
+from swarm_ft.client.data.rows import TEXT_COLUMN, Row, describe_type
 from swarm_ft.client.options import ReadOptions
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
@@ -47,24 +47,24 @@ class Form:
     """Conversion of rows to documents.
 
     Attributes:
-        words: Meaning of the columns, for people.
+        description: Meaning of the columns, for people.
         columns: Columns that are used.
         render: Function that makes a document of a row.
         has_end: Whether documents bring their own end, as those of chat templates do.
-        asks: Options that choose the learned part of a document; empty if all of it is learned.
+        loss_options: Options that choose the learned part of a document; empty: all of it.
         classes: Names of learned classes; each document is then one sample.
-        are_of_words: Whether classes belong to words, not to documents.
+        has_word_classes: Whether classes belong to words, not to documents.
         unused_keys: Function that returns keys of messages without effect, for people.
         notes: Function that returns differences to TRL's document of a row, for people.
     """
 
-    words: str
+    description: str
     columns: tuple[str, ...]
     render: Callable[[Row], Document]
     has_end: bool = False
-    asks: frozenset[str] = frozenset()
+    loss_options: frozenset[str] = frozenset()
     classes: tuple[str, ...] = ()
-    are_of_words: bool = False
+    has_word_classes: bool = False
     unused_keys: Callable[[Row], Sequence[str]] = _nothing
     notes: Callable[[Row], Sequence[str]] = _nothing
 
@@ -80,7 +80,7 @@ class Form:
 
 
 PLAIN_TEXT = Form(
-    words="one document",
+    description="one document",
     columns=(TEXT_COLUMN,),
     render=lambda row: (Piece(text_in(row, TEXT_COLUMN), True),),
     has_end=True,
@@ -99,7 +99,7 @@ class _Source(NamedTuple):
 
     def words(self, *roles: str) -> str:
         """Return the sources of roles, for people."""
-        return ", ".join(map(self.columns.words, roles))
+        return ", ".join(map(self.columns.describe, roles))
 
     def used(self, *roles: str) -> tuple[str, ...]:
         """Return all columns that fill some roles."""
@@ -164,8 +164,8 @@ def form_of(
     form = shape.form(made_of)
     for role in columns.sources:
         if not set(columns.columns_of(role)) <= set(form.columns):
-            raise BadOption(f"--column {role}: has no effect where {form.words}")
-    return guarded(form, columns.removed)
+            raise BadOption(f"--column {role}: has no effect where {form.description}")
+    return with_row_checks(form, columns.removed)
 
 
 def _hint(values: Mapping[str, object]) -> str:
@@ -180,7 +180,7 @@ def _hint(values: Mapping[str, object]) -> str:
     )
 
 
-def guarded(form: Form, removed: frozenset[str], names: Iterable[str] = REASONS) -> Form:
+def with_row_checks(form: Form, removed: frozenset[str], names: Iterable[str] = REASONS) -> Form:
     """Return the form with checks: columns that change a row's meaning, and weights of rows.
 
     Args:
@@ -190,7 +190,7 @@ def guarded(form: Form, removed: frozenset[str], names: Iterable[str] = REASONS)
     """
 
     def render(row: Row) -> Document:
-        refuse_meaningful(row, form.columns, removed, names)
+        check_unread_columns(row, form.columns, removed, names)
         document = form.render(row)
         if is_row_learned(row, form.columns, removed):
             return document
@@ -211,7 +211,7 @@ def _text_form(made_of: _Source) -> Form:
                 "--text-column text trains on the text alone"
             )
     return Form(
-        words=f"a document is {columns.words(TEXT_COLUMN)}",
+        description=f"a document is {columns.describe(TEXT_COLUMN)}",
         columns=made_of.used(TEXT_COLUMN),
         render=lambda row: (Piece(Fields(row, columns).text(TEXT_COLUMN), True),),
     )
@@ -221,7 +221,7 @@ def _pair_form(made_of: _Source) -> Form:
     def render(fields: Fields) -> Document:
         return Piece(fields.text("prompt"), False), Piece(fields.text("completion"), True)
 
-    both = " and ".join(map(made_of.columns.words, ("prompt", "completion")))
+    both = " and ".join(map(made_of.columns.describe, ("prompt", "completion")))
     return _answer_form(
         made_of, ("prompt", "completion"), f"{both}, one right behind the other", render
     )
@@ -263,9 +263,11 @@ def _turns_of(fields: Fields) -> list[tuple[str, str]]:
     """Return the questions in Alpaca's layout with their answers, earlier turns first."""
     question = _alpaca_prompt(fields.text("instruction"), fields.optional_text("input"))
     history = fields.get("history") or []
-    words = fields.columns.words("history")
+    words = fields.columns.describe("history")
     if not isinstance(history, list):
-        raise BadDataset(f"{fields.place}: expected {words} to be a list, got {kind_of(history)}")
+        raise BadDataset(
+            f"{fields.place}: expected {words} to be a list, got {describe_type(history)}"
+        )
     earlier = []
     for turn in history:
         is_pair = isinstance(turn, list | tuple) and len(turn) == 2
@@ -297,10 +299,10 @@ def _answer_form(
         return tuple(piece._replace(is_target=True) for piece in document)
 
     return Form(
-        words=f"a document is {words}",
+        description=f"a document is {words}",
         columns=made_of.used(*roles),
         render=pieces_of,
-        asks=frozenset({COMPLETION_ONLY}),
+        loss_options=frozenset({COMPLETION_ONLY}),
     )
 
 
@@ -315,16 +317,16 @@ def _chat_form(made_of: _Source) -> Form:
         fields = Fields(row, made_of.columns)
         chat = chat_in(fields, "messages")
         try:
-            return template.document(template.prepared(chat), assistant_only=assistant_only)
+            return template.document(template.prepare(chat), assistant_only=assistant_only)
         except TEMPLATE_ERRORS as exc:
             raise _refused(row, exc) from exc
 
     return Form(
-        words=f"a document is {made_of.words('messages')} in the model's chat template",
+        description=f"a document is {made_of.words('messages')} in the model's chat template",
         columns=(*made_of.used("messages", *_CHAT_ROLES), "functions"),
         render=render,
         has_end=True,
-        asks=frozenset({ASSISTANT_ONLY}),
+        loss_options=frozenset({ASSISTANT_ONLY}),
         unused_keys=lambda row: _unused_keys(row, made_of, template, "messages"),
         notes=lambda row: _chat_notes(row, made_of, template, "messages"),
     )
@@ -349,12 +351,12 @@ def _chat_pair_form(made_of: _Source) -> Form:
             raise _refused(row, exc) from exc
 
     return Form(
-        words=f"a document is the messages of {made_of.words('prompt')} and of "
+        description=f"a document is the messages of {made_of.words('prompt')} and of "
         f"{made_of.words('completion')} in the model's chat template",
         columns=(*made_of.used("prompt", "completion", *_CHAT_ROLES), "functions"),
         render=render,
         has_end=True,
-        asks=frozenset({COMPLETION_ONLY, ASSISTANT_ONLY}),
+        loss_options=frozenset({COMPLETION_ONLY, ASSISTANT_ONLY}),
         unused_keys=lambda row: _unused_keys(row, made_of, template, "prompt", "completion"),
         notes=lambda row: _chat_notes(row, made_of, template, "prompt", "completion"),
     )
@@ -376,7 +378,7 @@ def _refused(row: Row, exc: Exception) -> BadDataset:
 
 def _unused_keys(row: Row, made_of: _Source, template: ChatTemplate, *roles: str) -> list[str]:
     """Return keys of messages that the template ignores."""
-    chat = template.prepared(_joined_chat(row, made_of, *roles))
+    chat = template.prepare(_joined_chat(row, made_of, *roles))
     keys = dict.fromkeys(key for message in chat.messages for key in message)
     return [
         f"'{key}' of messages"
@@ -390,7 +392,7 @@ def _joined_chat(row: Row, made_of: _Source, *roles: str) -> Chat:
     fields = Fields(row, made_of.columns)
     chat = chat_in(fields, roles[0])
     for role in roles[1:]:
-        chat = chat.followed_by(chat_in(fields, role, with_system=False))
+        chat = chat.concatenated(chat_in(fields, role, with_system=False))
     return chat
 
 
@@ -402,7 +404,7 @@ def _chat_notes(row: Row, made_of: _Source, template: ChatTemplate, *roles: str)
     if renamed:
         names = ", ".join(f"'{name}' as {role}" for name, role in renamed.items())
         notes.append(f"roles of messages: {names}; TRL passes the names to the template")
-    if chat.only_read:
+    if chat.context_indices:
         notes.append("messages of weight 0 are only read; TRL ignores weights")
     if template.changes_calls(chat):
         notes.append(

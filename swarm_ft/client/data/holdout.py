@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class DatasetPart:
     """The held-out documents, or all others.
 
     Attributes:
@@ -38,7 +38,7 @@ class Part:
         held_out = f"{self.size:.3g}" if self.is_share else f"{self.size:,.0f} documents"
         return f"{held_out} held out" if self.is_held_out else f"without {held_out} held out"
 
-    def of(self, rows: Iterable[T], num_rows: int = 0) -> Iterator[T]:
+    def select_rows(self, rows: Iterable[T], num_rows: int = 0) -> Iterator[T]:
         """Yield the rows of this part.
 
         Args:
@@ -54,7 +54,7 @@ class Part:
             if is_drawn == self.is_held_out:
                 yield row
 
-    def of_text(self, text: str) -> str:
+    def select_text(self, text: str) -> str:
         """Return this part of a text: the end is held out, from the start of a line if possible.
 
         Raises:

@@ -13,7 +13,7 @@ import numpy as np
 
 from swarm_ft.client.data.packing import BestFit
 from swarm_ft.client.options import PackingStrategy, Truncation
-from swarm_ft.protocol.spec.sample_rows import Words, filled_up, words_of
+from swarm_ft.protocol.spec.sample_rows import Words, pad_rows, words_of
 
 DOCUMENTS_PACKED_TOGETHER = 1000
 """Number of documents in a group; no sample mixes groups. TRL packs in the batches of
@@ -44,7 +44,7 @@ class LongDocuments:
         )
 
 
-def truncated(
+def truncate(
     documents: Iterable[Words], seq_length: int, truncation: Truncation
 ) -> tuple[list[Words], LongDocuments]:
     """Shorten documents that are longer than a sample.
@@ -80,7 +80,7 @@ class Layout(Protocol):
         """Return the rows [N, seq_length] that were incomplete; no document follows."""
 
 
-class OneByOne:
+class Unpacked:
     """A sample of its own for each document, padded behind its end.
 
     Args:
@@ -92,12 +92,12 @@ class OneByOne:
 
     def add(self, documents: Sequence[Words]) -> Words:
         """Return one row for each document."""
-        rows = [filled_up(words, self._seq_length) for words in documents]
+        rows = [pad_rows(words, self._seq_length) for words in documents]
         return np.concatenate([self.end(), *rows])
 
     def end(self) -> Words:
         """Return no rows."""
-        return filled_up(words_of([]), self._seq_length)
+        return pad_rows(words_of([]), self._seq_length)
 
 
 class Stream:
@@ -117,7 +117,7 @@ class Stream:
     def end(self) -> Words:
         """Drop the tail and return no rows."""
         self._rest = words_of([])
-        return filled_up(self._rest, self._seq_length)
+        return pad_rows(self._rest, self._seq_length)
 
 
 class Wrapped(Stream):
@@ -130,7 +130,7 @@ class Wrapped(Stream):
 
     def add(self, documents: Sequence[Words]) -> Words:
         """Return the full rows of the stream, which restarts with each group of documents."""
-        rows = [filled_up(words_of([]), self._seq_length)]
+        rows = [pad_rows(words_of([]), self._seq_length)]
         while documents:
             room = DOCUMENTS_PACKED_TOGETHER - self._num_documents
             group, documents = documents[:room], documents[room:]
@@ -144,7 +144,7 @@ class Wrapped(Stream):
     def end(self) -> Words:
         """Return the tail of the stream as a shorter sample."""
         row, self._rest, self._num_documents = self._rest, words_of([]), 0
-        return filled_up(row, self._seq_length)
+        return pad_rows(row, self._seq_length)
 
     def _count_split(self, lengths: Sequence[int]) -> None:
         sizes = np.array(lengths, dtype=np.int64)
@@ -168,7 +168,7 @@ def layout_of(strategy: PackingStrategy | None, seq_length: int) -> Layout:
         seq_length: Maximum number of tokens of a sample.
     """
     if strategy is None:
-        return OneByOne(seq_length)
+        return Unpacked(seq_length)
     if strategy is PackingStrategy.WRAPPED:
         return Wrapped(seq_length)
     return BestFit(seq_length, DOCUMENTS_PACKED_TOGETHER)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from swarm_ft.client.data.columns import Fields, flag_of, is_empty
-from swarm_ft.client.data.rows import kind_of
+from swarm_ft.client.data.rows import describe_type
 from swarm_ft.errors import BadDataset
 
 Message = dict[str, object]
@@ -60,13 +60,13 @@ class Chat(NamedTuple):
 
     Attributes:
         messages: Messages with `role`, and `content` or `tool_calls`; without null values.
-        only_read: Indices of messages that are not learned.
+        context_indices: Indices of messages that are not learned.
         tools: Functions that the model may call; None without any.
         template_kwargs: Further variables of the template.
     """
 
     messages: Messages
-    only_read: frozenset[int] = frozenset()
+    context_indices: frozenset[int] = frozenset()
     tools: Sequence[object] | None = None
     template_kwargs: Mapping[str, object] = {}
 
@@ -79,12 +79,12 @@ class Chat(NamedTuple):
         lacking = [{name: v for name, v in one.items() if name != key} for one in self.messages]
         return self._replace(messages=lacking)
 
-    def followed_by(self, other: Chat) -> Chat:
+    def concatenated(self, other: Chat) -> Chat:
         """Return this chat with the messages of another one appended."""
-        behind = (len(self.messages) + index for index in other.only_read)
+        behind = (len(self.messages) + index for index in other.context_indices)
         return self._replace(
             messages=[*self.messages, *other.messages],
-            only_read=self.only_read.union(behind),
+            context_indices=self.context_indices.union(behind),
         )
 
 
@@ -109,13 +109,16 @@ def chat_in(fields: Fields, role: str, *, with_system: bool = True) -> Chat:
     if system:
         if messages[0]["role"] == "system":
             raise BadDataset(
-                f"{fields.place}: {fields.columns.words('system')} and the first message are both "
+                f"{fields.place}: {fields.columns.describe('system')} and the first message "
+                "are both "
                 "system messages; --remove-columns system trains without the column"
             )
         messages, learned = [{"role": "system", "content": system}, *messages], [True, *learned]
     return Chat(
         messages=messages,
-        only_read=frozenset(index for index, is_learned in enumerate(learned) if not is_learned),
+        context_indices=frozenset(
+            index for index, is_learned in enumerate(learned) if not is_learned
+        ),
         tools=_tools_of(fields),
         template_kwargs=_template_kwargs_of(fields),
     )
@@ -133,8 +136,9 @@ def _list_of(fields: Fields, role: str) -> list[object]:
     messages = fields.get(role)
     if not isinstance(messages, list) or not messages:
         raise BadDataset(
-            f"{fields.place}: expected {fields.columns.words(role)} to be a list of at least one, "
-            f"got {kind_of(messages) if messages != [] else 'an empty one'}"
+            f"{fields.place}: expected {fields.columns.describe(role)} to be a list of at "
+            "least one, "
+            f"got {describe_type(messages) if messages != [] else 'an empty one'}"
         )
     return messages
 
@@ -156,7 +160,8 @@ def _message_of(fields: Fields, value: object, removed: _RemovedKeys) -> tuple[M
     """Return a message and whether it is learned."""
     if not isinstance(value, Mapping):
         raise BadDataset(
-            f"{fields.place}: expected messages with 'role' and 'content', got {kind_of(value)}"
+            f"{fields.place}: expected messages with 'role' and 'content', "
+            f"got {describe_type(value)}"
         )
     message = {key: v for key, v in value.items() if v is not None and key not in removed.keys}
     for key in message.keys() & REASONS.keys():
@@ -194,7 +199,7 @@ def _normalised(place: str, message: Message) -> Message:
         if not may_lack and not isinstance(message.get(name), str):
             raise BadDataset(
                 f"{place}: expected messages with 'role' and 'content', both text; "
-                f"'{name}' of one is {kind_of(message.get(name))}"
+                f"'{name}' of one is {describe_type(message.get(name))}"
             )
     return message
 
@@ -223,7 +228,8 @@ def _part_of(place: str, part: object) -> tuple[str, str]:
     """Return the kind of a part and its text."""
     if not isinstance(part, Mapping):
         raise BadDataset(
-            f"{place}: expected parts of 'content' with 'type' and 'text', got {kind_of(part)}"
+            f"{place}: expected parts of 'content' with 'type' and 'text', "
+            f"got {describe_type(part)}"
         )
     type_name = "text" if part.keys() == {"text"} else part.get("type")
     kind, text = PART_KINDS.get(str(type_name)), part.get("text", part.get("value"))
@@ -232,7 +238,7 @@ def _part_of(place: str, part: object) -> tuple[str, str]:
             f"{place}: a part of 'content' has type {type_name!a:.40}; a swarm trains on text only"
         )
     if not isinstance(text, str):
-        raise BadDataset(f"{place}: expected a part's 'text' to be text, got {kind_of(text)}")
+        raise BadDataset(f"{place}: expected a part's 'text' to be text, got {describe_type(text)}")
     return kind, text
 
 
@@ -273,7 +279,8 @@ def _tools_of(fields: Fields) -> list[object] | None:
         return None
     if not isinstance(tools, list) or not all(isinstance(one, Mapping) for one in tools):
         raise BadDataset(
-            f"{fields.place}: expected {fields.columns.words('tools')} to be a list of objects, or "
+            f"{fields.place}: expected {fields.columns.describe('tools')} to be a list of "
+            "objects, or "
             f"JSON text of one, got {value!a:.80}"
         )
     return tools
@@ -285,8 +292,8 @@ def _template_kwargs_of(fields: Fields) -> dict[str, object]:
         return {}
     if not isinstance(variables, Mapping):
         raise BadDataset(
-            f"{fields.place}: expected {fields.columns.words('chat_template_kwargs')} to be an "
-            f"object, got {kind_of(variables)}"
+            f"{fields.place}: expected {fields.columns.describe('chat_template_kwargs')} to be an "
+            f"object, got {describe_type(variables)}"
         )
     return {str(name): value for name, value in variables.items() if value is not None}
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from swarm_ft.client.data.dataset import Dataset, Samples
-from swarm_ft.client.data.files import Wanted
-from swarm_ft.client.data.progress import ReadSoFar
+from swarm_ft.client.data.files import DataSelection
+from swarm_ft.client.data.progress import ReadProgress
 from swarm_ft.client.data.samples import (
     ROWS_A_BLOCK,
     TokenArray,
@@ -21,7 +21,7 @@ from swarm_ft.client.data.samples import (
 )
 from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.data.summary import mixed_summary
-from swarm_ft.client.data.text_files import refused
+from swarm_ft.client.data.text_files import bad_dataset
 from swarm_ft.client.options import ReadOptions, StoppingStrategy
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
@@ -152,7 +152,7 @@ class Mixture:
         vocab_size: int,
         *,
         limit: int | None = None,
-        on_batch: Callable[[ReadSoFar], None] = lambda _so_far: None,
+        on_batch: Callable[[ReadProgress], None] = lambda _so_far: None,
     ) -> Samples:
         """Read all datasets and mix their samples; see `Dataset.samples`.
 
@@ -165,7 +165,7 @@ class Mixture:
         tables = [one.tokens for one in read]
         order = order_of([len(table) for table in tables], self._mixing).first(limit)
         if len(order.rows) > MAX_SAMPLES:
-            raise refused(
+            raise bad_dataset(
                 self.source, f"more than {MAX_SAMPLES} samples; take fewer (--max-samples)"
             )
         tokens = _mixed_rows(tables, order, self.source)
@@ -189,7 +189,7 @@ class Mixture:
 
 def open_datasets(  # noqa: PLR0913 - where data lies, how it is read, and for what
     paths: Sequence[str],
-    wanted: Wanted,
+    selection: DataSelection,
     options: ReadOptions,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -206,7 +206,7 @@ def open_datasets(  # noqa: PLR0913 - where data lies, how it is read, and for w
     found = [
         open_dataset(
             path,
-            wanted,
+            selection,
             options,
             tokenizer,
             all_options=False,
@@ -215,7 +215,7 @@ def open_datasets(  # noqa: PLR0913 - where data lies, how it is read, and for w
         )
         for path in paths
     ]
-    for field, why in found[0].meaningless.items():
-        if all(field in one.meaningless for one in found):
+    for field, why in found[0].ineffective_options.items():
+        if all(field in one.ineffective_options for one in found):
             raise BadOption(why)
     return found[0] if len(found) == 1 else Mixture(found, mixing)

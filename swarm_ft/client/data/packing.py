@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from swarm_ft.protocol.spec.sample_rows import Words, filled_up, joined, words_of
+from swarm_ft.protocol.spec.sample_rows import Words, join_documents, pad_rows, words_of
 
 MAX_GROUP_TOKENS = 1 << 24
 """Maximum number of tokens in memory that wait to be packed, 4 bytes each."""
@@ -70,7 +70,7 @@ class BestFit:
 
     def add(self, documents: Sequence[Words]) -> Words:
         """Return the rows of groups that are complete."""
-        rows = [filled_up(words_of([]), self._seq_length)]
+        rows = [pad_rows(words_of([]), self._seq_length)]
         for document in documents:
             starts = range(0, len(document), self._seq_length)
             self._group += [document[start : start + self._seq_length] for start in starts]
@@ -84,7 +84,9 @@ class BestFit:
         """Return the rows of the incomplete group."""
         group, self._group = self._group, []
         self._num_documents = self._num_tokens = 0
-        rows = [filled_up(words_of([]), self._seq_length)]
+        rows = [pad_rows(words_of([]), self._seq_length)]
         for sample in best_fit(list(map(len, group)), self._seq_length):
-            rows.append(filled_up(joined([group[index] for index in sample]), self._seq_length))
+            rows.append(
+                pad_rows(join_documents([group[index] for index in sample]), self._seq_length)
+            )
         return np.concatenate(rows)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReadSoFar:
+class ReadProgress:
     """Progress of reading data.
 
     Attributes:
@@ -15,14 +15,14 @@ class ReadSoFar:
         num_documents: Documents read, without blank ones.
         num_blank: Blank documents, which are left out.
         num_samples: Samples made so far.
-        done: Share of all data, from 0 to 1; None if unknown.
+        share_read: Share of all data, from 0 to 1; None if unknown.
     """
 
     source: str
     num_documents: int = 0
     num_blank: int = 0
     num_samples: int = 0
-    done: float | None = None
+    share_read: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,9 +30,9 @@ class Listener:
     """Callbacks of reading data.
 
     Attributes:
-        tell: Callback for a line for people, at the start and the end.
-        show: Callback for progress, called repeatedly; its exception ends the reading.
+        on_line: Callback for a line for people, at the start and the end.
+        on_progress: Callback for progress, called repeatedly; its exception ends the reading.
     """
 
-    tell: Callable[[str], None] = lambda _line: None
-    show: Callable[[ReadSoFar], None] = lambda _so_far: None
+    on_line: Callable[[str], None] = lambda _line: None
+    on_progress: Callable[[ReadProgress], None] = lambda _so_far: None

@@ -15,8 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm_ft.client.data.files import SPLIT_WORDS, TRAIN, Files, Wanted, no_split
-from swarm_ft.client.data.text_files import Lines, read_file, reason, refused
+from swarm_ft.client.data.files import SPLIT_WORDS, TRAIN, DataSelection, Files, no_split
+from swarm_ft.client.data.text_files import Lines, bad_dataset, read_file, reason
 from swarm_ft.client.options import DataFormat, ReadOptions
 from swarm_ft.errors import BadDataset
 
@@ -55,7 +55,7 @@ def read_text(path: str, files: Files) -> str:
     """
     text = "\n".join(read_file(file) for file in files.paths)
     if not text.strip():
-        raise refused(path, "expected text, found none; the data is empty")
+        raise bad_dataset(path, "expected text, found none; the data is empty")
     return text
 
 
@@ -75,7 +75,7 @@ def file_rows(files: Files, options: ReadOptions) -> Iterator[Row]:
             for row in _READERS[files.format](path, options, files.inside):
                 yield row._replace(done=(before + size * (row.done or 0.0)) / total)
         except OSError as exc:
-            raise refused(path, f"cannot be read: {reason(exc)}") from exc
+            raise bad_dataset(path, f"cannot be read: {reason(exc)}") from exc
         before += size
 
 
@@ -84,7 +84,7 @@ def _size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _text_lines(path: Path, _options: ReadOptions, _inside: Wanted) -> Iterator[Row]:
+def _text_lines(path: Path, _options: ReadOptions, _inside: DataSelection) -> Iterator[Row]:
     lines = Lines(path)
     for line in lines:
         if line.strip():
@@ -107,7 +107,7 @@ def _object_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object_of)
 
 
-def _json_lines(path: Path, _options: ReadOptions, _inside: Wanted) -> Iterator[Row]:
+def _json_lines(path: Path, _options: ReadOptions, _inside: DataSelection) -> Iterator[Row]:
     lines = Lines(path)
     for line in lines:
         if not line.strip():
@@ -116,30 +116,32 @@ def _json_lines(path: Path, _options: ReadOptions, _inside: Wanted) -> Iterator[
             values = _DECODER.decode(line)
         except (ValueError, RecursionError) as exc:
             why = getattr(exc, "msg", str(exc))
-            raise lines.refused(
+            raise lines.error(
                 f"expected a JSON object in one line ({why}); --data-format json reads objects "
                 "over several lines"
             ) from exc
         if not isinstance(values, dict):
             hint = "; --data-format json reads an array" if isinstance(values, list) else ""
-            raise lines.refused(f"expected a JSON object, got {kind_of(values)}{hint}")
+            raise lines.error(f"expected a JSON object, got {describe_type(values)}{hint}")
         yield Row(values, lines.place, lines.done)
 
 
-def _json(path: Path, options: ReadOptions, inside: Wanted) -> Iterator[Row]:
+def _json(path: Path, options: ReadOptions, inside: DataSelection) -> Iterator[Row]:
     """Yield rows of an object a line, or of a whole file: an array, objects, or a list in one."""
     if _has_object_a_line(path):
         if inside.split not in (None, TRAIN):
             raise no_split(path, inside)
         if options.field is not None:
-            raise refused(path, f"--field {options.field}: expected one JSON object, got several")
+            raise bad_dataset(
+                path, f"--field {options.field}: expected one JSON object, got several"
+            )
         yield from _json_lines(path, options, inside)
         return
     rows = _listed_rows(path, _json_values(path), options, inside)
     for number, values in enumerate(rows.values, 1):
         place = f"dataset '{path}', row {number}{rows.origin}"
         if not isinstance(values, dict):
-            raise BadDataset(f"{place}: expected a JSON object, got {kind_of(values)}")
+            raise BadDataset(f"{place}: expected a JSON object, got {describe_type(values)}")
         yield Row(values, place, number / len(rows.values), part=rows.part)
 
 
@@ -161,9 +163,9 @@ def _json_values(path: Path) -> list[object]:
         try:
             value, end = _DECODER.raw_decode(text, end)
         except json.JSONDecodeError as exc:
-            raise refused(path, f"line {exc.lineno}: expected JSON ({exc.msg})") from exc
+            raise bad_dataset(path, f"line {exc.lineno}: expected JSON ({exc.msg})") from exc
         except (ValueError, RecursionError) as exc:
-            raise refused(path, f"expected JSON ({exc})") from exc
+            raise bad_dataset(path, f"expected JSON ({exc})") from exc
         values.append(value)
         end = _SPACE.match(text, end).end()  # type: ignore[union-attr]
     return values
@@ -192,7 +194,7 @@ class _ListedRows(NamedTuple):
 
 
 def _listed_rows(
-    path: Path, values: list[object], options: ReadOptions, inside: Wanted
+    path: Path, values: list[object], options: ReadOptions, inside: DataSelection
 ) -> _ListedRows:
     """Return the list of rows in a file's JSON values.
 
@@ -204,7 +206,9 @@ def _listed_rows(
     if field is not None:
         chosen = top.get(field) if isinstance(top, dict) else None
         if not isinstance(chosen, list):
-            raise refused(path, f"--field {field}: expected one JSON object with a list '{field}'")
+            raise bad_dataset(
+                path, f"--field {field}: expected one JSON object with a list '{field}'"
+            )
         return _ListedRows(chosen, f" of '{field}'")
     lists = _lists_of_objects(top)
     splits = {name: SPLIT_WORDS[name] for name in lists if name in SPLIT_WORDS}
@@ -222,7 +226,7 @@ def _listed_rows(
         ((name, rows),) = lists.items()
         return _ListedRows(rows, f" of '{name}'")
     names = " or ".join(f"'{name}'" for name in lists)
-    raise refused(
+    raise bad_dataset(
         path,
         f"expected a list of rows, got one object; rows may be in {names}: "
         f"--field {next(iter(lists))} reads them",
@@ -241,7 +245,9 @@ def _lists_of_objects(value: object) -> dict[str, list[object]]:
 # ---- CSV
 
 
-def _csv(path: Path, options: ReadOptions, _inside: Wanted, delimiter: str = ",") -> Iterator[Row]:
+def _csv(
+    path: Path, options: ReadOptions, _inside: DataSelection, delimiter: str = ","
+) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_FIELD)
     lines = Lines(path)
     excel, filled = _excel_delimiter(lines)
@@ -264,7 +270,7 @@ def _csv(path: Path, options: ReadOptions, _inside: Wanted, delimiter: str = ","
                 )
             start = lines.number + 1
     except csv.Error as exc:
-        raise lines.refused(_csv_refusal(str(exc), start, options), start) from exc
+        raise lines.error(_csv_refusal(str(exc), start, options), start) from exc
 
 
 def _excel_delimiter(lines: Lines) -> tuple[str | None, Iterator[str]]:
@@ -284,9 +290,9 @@ def _check_record(
 ) -> None:
     if len(record) != len(names):
         hint = _other_delimiter(record, delimiter)
-        raise lines.refused(f"expected {len(names)} columns, got {len(record)}{hint}", start)
+        raise lines.error(f"expected {len(names)} columns, got {len(record)}{hint}", start)
     if delimiter == "\t" and lines.number > start and any(map(_holds_rows, record)):
-        raise lines.refused(
+        raise lines.error(
             "quotes enclose these lines and their tabs as one field; --no-quotes reads quotes as "
             "ordinary letters",
             start,
@@ -337,26 +343,26 @@ def _column_names(
         return options.column_names.split(",")
     names = next(records, [])
     if not names:
-        raise lines.refused("expected a line with the columns' names, found none")
+        raise lines.error("expected a line with the columns' names, found none")
     hint = _other_delimiter(names, delimiter)
     if hint:
-        raise lines.refused(f"expected the columns' names, got one, '{names[0][:200]}'{hint}")
+        raise lines.error(f"expected the columns' names, got one, '{names[0][:200]}'{hint}")
     # The first name may be empty, because pandas writes its index so.
     for place, name in enumerate(names):
         is_number = name.strip().replace(".", "", 1).isdigit()
         if (not name and place) or is_number or len(name) > LONGEST_NAME or names.count(name) > 1:
-            raise lines.refused(
+            raise lines.error(
                 f"expected the columns' names, got '{name[:LONGEST_NAME]}'; where the file has "
                 "none, give them: --column-names A,B,..."
             )
     return names
 
 
-def _tsv(path: Path, options: ReadOptions, _inside: Wanted) -> Iterator[Row]:
+def _tsv(path: Path, options: ReadOptions, _inside: DataSelection) -> Iterator[Row]:
     return _csv(path, options, _inside, "\t")
 
 
-_READERS: Mapping[DataFormat, Callable[[Path, ReadOptions, Wanted], Iterator[Row]]] = {
+_READERS: Mapping[DataFormat, Callable[[Path, ReadOptions, DataSelection], Iterator[Row]]] = {
     DataFormat.LINES: _text_lines,
     DataFormat.JSONL: _json_lines,
     DataFormat.JSON: _json,
@@ -365,7 +371,7 @@ _READERS: Mapping[DataFormat, Callable[[Path, ReadOptions, Wanted], Iterator[Row
 }
 
 
-def kind_of(value: object) -> str:
+def describe_type(value: object) -> str:
     """Return the type of a value, for people."""
     kinds = {str: "text", bool: "true or false", int: "a number", float: "a number"}
     kinds |= {list: "a list", dict: "an object", type(None): "nothing"}

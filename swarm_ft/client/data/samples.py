@@ -16,12 +16,12 @@ from swarm_ft.client.data.chat import common_length
 from swarm_ft.client.data.layouts import (
     Layout,
     LongDocuments,
-    OneByOne,
+    Unpacked,
     Wrapped,
-    truncated,
+    truncate,
 )
 from swarm_ft.client.data.summary import TokenCounts
-from swarm_ft.client.data.text_files import reason, refused
+from swarm_ft.client.data.text_files import bad_dataset, reason
 from swarm_ft.client.options import Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
@@ -30,7 +30,7 @@ from swarm_ft.protocol.spec.sample_rows import (
     Flags,
     Words,
     counts_of,
-    labelled,
+    label_tokens,
     labels_in,
     starts_in,
     targets_in,
@@ -49,7 +49,7 @@ ROWS_A_BLOCK = 4096
 """Number of rows that are counted or written at a time."""
 
 
-def words_in(
+def tokenize_documents(
     documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, *, is_answered: bool = False
 ) -> Iterator[Words]:
     """Yield the tokens of each document, tokenised as one text without special tokens.
@@ -105,7 +105,7 @@ def _goes_on(document: Document) -> bool:
     return any(piece.text and not piece.is_target for piece in rest)
 
 
-def labelled_in(
+def tokenize_with_classes(
     documents: Sequence[Document],
     tokenizer: PreTrainedTokenizerBase,
     seq_length: int,
@@ -146,7 +146,7 @@ def labelled_in(
         else:
             at = _class_position(ids, tokenizer.pad_token_id)
             labels[at : at + 1] = document[-1].label
-        yield labelled(ids, labels, np.array(of_ids) == 1)
+        yield label_tokens(ids, labels, np.array(of_ids) == 1)
 
 
 def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
@@ -157,7 +157,7 @@ def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
     return at
 
 
-def cut_in(
+def count_truncated(
     documents: Sequence[Document],
     samples: Sequence[Words],
     tokenizer: PreTrainedTokenizerBase,
@@ -171,7 +171,7 @@ def cut_in(
     if not full:
         return LongDocuments()
     encoded = tokenizer(*_texts_of(full, of_words=of_words), verbose=False)
-    return truncated(map(words_of, encoded["input_ids"]), seq_length, Truncation.CUT)[1]
+    return truncate(map(words_of, encoded["input_ids"]), seq_length, Truncation.CUT)[1]
 
 
 def _texts_of(
@@ -267,7 +267,7 @@ class SampleFile:
         self._source = source
         self.seq_length = seq_length
         self._truncation = truncation
-        self._layout = layout or OneByOne(seq_length)
+        self._layout = layout or Unpacked(seq_length)
         self._vocab_size = vocab_size
         self._file = tempfile.TemporaryFile(prefix="swarm-ft-tokens-")  # noqa: SIM115
 
@@ -296,7 +296,7 @@ class SampleFile:
         self._check_vocabulary(np.concatenate([words_of([]), *tokenised]))
         self.num_documents += len(tokenised)
         self.num_tokens += sum(map(len, tokenised))
-        remaining, long = truncated(tokenised, self.seq_length, self._truncation)
+        remaining, long = truncate(tokenised, self.seq_length, self._truncation)
         self.count_cut(long)
         self._add_rows(self._layout.add(remaining))
 
@@ -317,7 +317,7 @@ class SampleFile:
         self.num_left_out += int((~has_target).sum())
         self._store(rows[has_target])
         if self.num_samples > MAX_SAMPLES:
-            raise refused(
+            raise bad_dataset(
                 self._source,
                 f"more than {MAX_SAMPLES} samples; take fewer (--max-samples), longer ones "
                 "(--seq-length), or several documents in each (--packing)",
@@ -333,7 +333,7 @@ class SampleFile:
             BadDataset: There is no sample.
         """
         if self.num_samples == 0:
-            raise refused(self._source, self._emptiness())
+            raise bad_dataset(self._source, self._emptiness())
         count = min(self.num_samples, limit or self.num_samples)
         return np.memmap(self._file, dtype="<u4", mode="r", shape=(count, self.seq_length))
 
@@ -345,7 +345,7 @@ class SampleFile:
     def _check_vocabulary(self, words: Words) -> None:
         highest = int(token_ids_of(words).max(initial=0))
         if highest >= self._vocab_size:
-            raise refused(
+            raise bad_dataset(
                 self._source,
                 f"token id {highest} is outside the model's vocabulary of "
                 f"{self._vocab_size}; does the tokenizer belong to the model?",
@@ -387,7 +387,7 @@ def storing_tokens(source: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        raise refused(
+        raise bad_dataset(
             source,
             f"its tokens cannot be stored in {tempfile.gettempdir()} ({reason(exc)}); set TMPDIR "
             "to another directory",

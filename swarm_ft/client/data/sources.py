@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from swarm_ft.client.data.classes import FoundClasses, class_form_of, find_classes
 from swarm_ft.client.data.dataset import Dataset
-from swarm_ft.client.data.files import STORED, Wanted, find_files
+from swarm_ft.client.data.files import STORED, DataSelection, find_files
 from swarm_ft.client.data.forms import ASSISTANT_ONLY, COMPLETION_ONLY, PLAIN_TEXT, Form, form_of
-from swarm_ft.client.data.holdout import Part
+from swarm_ft.client.data.holdout import DatasetPart
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
 from swarm_ft.client.data.stored import (
     StoredRows,
@@ -24,10 +24,10 @@ from swarm_ft.client.data.stored import (
     saved_rows,
     stored_rows,
 )
-from swarm_ft.client.data.text_files import refused
+from swarm_ft.client.data.text_files import bad_dataset
 from swarm_ft.client.options import DataFormat, ReadOptions
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.options import declared
+from swarm_ft.protocol.spec.options import option_fields
 from swarm_ft.protocol.spec.tasks import CausalLm, Task
 
 if TYPE_CHECKING:
@@ -71,25 +71,27 @@ class _Found:
 _CAUSAL_LM = CausalLm()
 
 
-def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> FoundClasses:
+def classes_in(
+    path: str, selection: DataSelection, options: ReadOptions, task: Task
+) -> FoundClasses:
     """Return all classes of some data, which is read once unless it declares them.
 
     Args:
-        path, wanted, options: See `open_dataset`.
+        path, selection, options: See `open_dataset`.
         task: Task to learn; its own classes are ignored.
 
     Raises:
         BadDataset: See `open_dataset`; or the data has no classes, or too many.
     """
-    found = _find(path, wanted, options)
+    found = _find(path, selection, options)
     if found.form is not None:
-        raise refused(path, f"expected columns of text and classes, got {found.words}")
+        raise bad_dataset(path, f"expected columns of text and classes, got {found.words}")
     return find_classes(found.rows, options, task.kind, path, found.class_names)
 
 
 def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for what
     path: str,
-    wanted: Wanted,
+    selection: DataSelection,
     options: ReadOptions,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -101,7 +103,7 @@ def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for wh
 
     Args:
         path: File, directory, or id of a dataset on the hub.
-        wanted: Split and format.
+        selection: Split and format.
         options: Options of reading.
         tokenizer: Tokenizer of the model.
         all_options: Whether every changed option must have an effect on this data.
@@ -112,17 +114,17 @@ def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for wh
         BadDataset: The data cannot be used, as far as its first document shows.
         BadOption: An option is missing, or has no effect here.
     """
-    found = _find(path, wanted, options)
-    if wanted.part is not None:
-        found = _part_of(found, wanted.part, path, lambda: _find(path, wanted, options).rows)
+    found = _find(path, selection, options)
+    if selection.part is not None:
+        found = _part_of(found, selection.part, path, lambda: _find(path, selection, options).rows)
     meaningless = _meaningless_there(path, found, options)
     form, rows = found.form, found.rows
     if form is not None and task.labels:
-        raise refused(path, f"expected columns of text and classes, got {found.words}")
+        raise bad_dataset(path, f"expected columns of text and classes, got {found.words}")
     if form is None:
         first = next(rows, None)
         if first is None:
-            raise refused(path, "expected rows, found none; the data is empty")
+            raise bad_dataset(path, "expected rows, found none; the data is empty")
         if task.labels:
             form = class_form_of(list(first.values), options, task, path, counted_names)
         else:
@@ -132,11 +134,11 @@ def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for wh
     if all_options and meaningless:
         raise BadOption(next(iter(meaningless.values())))
     data = Dataset(path, found.words, form, rows, tokenizer, options)
-    data.meaningless = meaningless
+    data.ineffective_options = meaningless
     return data
 
 
-def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
+def _find(path: str, wanted: DataSelection, options: ReadOptions) -> _Found:
     if is_saved(path):
         return _found_stored("a saved dataset", saved_rows(path, wanted), _FOR_DOCUMENTS)
     if may_be_on_hub(path):
@@ -163,7 +165,9 @@ def _found_stored(kind: str, stored: StoredRows, takes: frozenset[str]) -> _Foun
     return _Found(words=words, rows=stored.rows, takes=takes, class_names=stored.class_names)
 
 
-def _part_of(found: _Found, part: Part, path: str, all_rows: Callable[[], Iterable[Row]]) -> _Found:
+def _part_of(
+    found: _Found, part: DatasetPart, path: str, all_rows: Callable[[], Iterable[Row]]
+) -> _Found:
     """Return the data without the documents outside of a part.
 
     Raises:
@@ -175,11 +179,11 @@ def _part_of(found: _Found, part: Part, path: str, all_rows: Callable[[], Iterab
         num_rows = 0 if part.is_share else sum(1 for _ in all_rows())
         if not part.is_share and num_rows <= part.size:
             why = f"expected more than {part.size:,.0f} rows (--eval-size), got {num_rows}"
-            raise refused(path, why)
-        return replace(found, rows=part.of(found.rows, num_rows), words=words)
+            raise bad_dataset(path, why)
+        return replace(found, rows=part.select_rows(found.rows, num_rows), words=words)
     (row,) = found.rows
     try:
-        text = part.of_text(str(row.values[TEXT_COLUMN]))
+        text = part.select_text(str(row.values[TEXT_COLUMN]))
     except ValueError as exc:
         raise BadOption(f"--eval-size: plain text is one document; {exc}") from exc
     return replace(found, rows=iter((row._replace(values={TEXT_COLUMN: text}),)), words=words)
@@ -189,18 +193,18 @@ def _meaningless_there(path: str, found: _Found, options: ReadOptions) -> dict[s
     """Return the changed options without effect on this kind of data, with the reasons."""
     return {
         one.field: f"{one.arguments(value)[0]}: has no effect on '{path}', which is {found.words}"
-        for one in declared(ReadOptions)
+        for one in option_fields(ReadOptions)
         if (value := getattr(options, one.field)) != one.default and one.field not in found.takes
     }
 
 
 def _meaningless_in(form: Form, options: ReadOptions) -> dict[str, str]:
     """Return the changed options without effect on rows of this form, with the reasons."""
-    meaningless = _LOSS_OPTIONS - form.asks
+    meaningless = _LOSS_OPTIONS - form.loss_options
     meaningless |= _NOT_FOR_CLASSES if form.has_class else {"label_column"}
     return {
-        one.field: f"{one.arguments(value)[0]}: has no effect where {form.words}"
-        for one in declared(ReadOptions)
+        one.field: f"{one.arguments(value)[0]}: has no effect where {form.description}"
+        for one in option_fields(ReadOptions)
         if (value := getattr(options, one.field)) != one.default and one.field in meaningless
     }
 

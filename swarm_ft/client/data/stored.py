@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from yaml import YAMLError
 
-from swarm_ft.client.data.files import STORED, Files, Wanted, check_place, format_named
+from swarm_ft.client.data.files import STORED, DataSelection, Files, check_place, format_named
 from swarm_ft.client.data.rows import Row
-from swarm_ft.client.data.text_files import check_library, refused
+from swarm_ft.client.data.text_files import bad_dataset, check_library
 from swarm_ft.client.options import DataFormat
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -71,7 +71,7 @@ class StoredRows(NamedTuple):
     class_names: Mapping[str, tuple[str, ...]] = {}
 
 
-def saved_rows(path: str, wanted: Wanted) -> StoredRows:
+def saved_rows(path: str, wanted: DataSelection) -> StoredRows:
     """Open one split of a dataset that `save_to_disk` wrote.
 
     Raises:
@@ -84,7 +84,7 @@ def saved_rows(path: str, wanted: Wanted) -> StoredRows:
     return _stored(path, chosen, len(chosen), split)
 
 
-def hub_rows(path: str, subset: str | None, wanted: Wanted) -> StoredRows:
+def hub_rows(path: str, subset: str | None, wanted: DataSelection) -> StoredRows:
     """Open one split of a dataset on the hub, streaming its rows.
 
     Raises:
@@ -128,7 +128,7 @@ def _check_class_names(path: str, files: Files, datasets: Any) -> None:  # noqa:
     found = [_class_names(_features_of(file, files.format, datasets)) for file in files.paths]
     for file, names in zip(files.paths, found, strict=True):
         if names != found[0]:
-            raise refused(
+            raise bad_dataset(
                 path,
                 f"'{file.name}' and '{files.paths[0].name}' name their classes differently: "
                 f"{dict(names) or 'not at all'}, and {dict(found[0]) or 'not at all'}; use the "
@@ -216,7 +216,7 @@ def _library(path: str, data: str) -> Any:  # noqa: ANN401
     return datasets
 
 
-def _chosen(path: str, found: Any, wanted: Wanted) -> tuple[str, Any]:  # noqa: ANN401
+def _chosen(path: str, found: Any, wanted: DataSelection) -> tuple[str, Any]:  # noqa: ANN401
     """Return one split of a dataset; a dataset without splits is `train`."""
     by_split: Mapping[str, Any] = found if isinstance(found, Mapping) else {"train": found}
     split = wanted.choose(path, by_split)
@@ -327,4 +327,4 @@ def _refusing(
         yield
     except (*known, datasets.exceptions.DatasetsError) as exc:
         reason = str(exc).strip().partition("\n")[0] or type(exc).__name__
-        raise refused(path, f"{why}{reason}") from exc
+        raise bad_dataset(path, f"{why}{reason}") from exc

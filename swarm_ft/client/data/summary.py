@@ -23,7 +23,7 @@ class Summary:
         unused: Columns, and keys of messages, without effect.
         num_documents: Documents read, without blank ones.
         num_blank: Blank documents, which are left out.
-        num_begun: Documents whose text already begins with the tokenizer's leading tokens.
+        num_with_leading_tokens: Documents whose text already begins with such tokens.
         long_documents: Counts of documents longer than a sample; with splitting, of all that
             continue
             in another sample.
@@ -44,7 +44,7 @@ class Summary:
     unused: tuple[str, ...] = ()
     num_documents: int
     num_blank: int = 0
-    num_begun: int = 0
+    num_with_leading_tokens: int = 0
     long_documents: LongDocuments = field(default_factory=LongDocuments)
     truncation: Truncation = Truncation.CUT
     num_samples: int
@@ -64,14 +64,14 @@ class Summary:
         return self.num_targets / max(1, self.num_tokens - self.num_starts)
 
     @property
-    def words(self) -> str:
+    def line(self) -> str:
         """Counts as one line, or one line for each mixed dataset and one for all, for people."""
         if self.parts:
-            return "\n".join([*(part.words for part in self.parts), self.mixed])
+            return "\n".join([*(part.line for part in self.parts), self.mixed])
         length = f"{'' if self.is_stream else 'up to '}{self.seq_length} tokens"
         words = [
-            f"{self.source}: {counted(self.num_documents, 'document')}, "
-            f"{counted(self.num_samples, 'sample')} of {length}",
+            f"{self.source}: {count_phrase(self.num_documents, 'document')}, "
+            f"{count_phrase(self.num_samples, 'sample')} of {length}",
             *self.losses(),
         ]
         if self.class_counts:
@@ -84,28 +84,28 @@ class Summary:
         """Return what is not learned (documents, tokens, samples) with the reasons, for people."""
         words = []
         if self.num_blank:
-            words.append(f"{counted(self.num_blank, 'document')} without text left out")
+            words.append(f"{count_phrase(self.num_blank, 'document')} without text left out")
         if self.long_documents.num_documents and not self.is_stream:
             words.append(self._long_words())
-        if self.num_begun:
-            begun = counted(self.num_begun, "document")
+        if self.num_with_leading_tokens:
+            begun = count_phrase(self.num_with_leading_tokens, "document")
             words.append(
                 f"{begun} already with the tokenizer's leading tokens, which are not added again"
             )
         if self.num_left_out:
-            left_out = counted(self.num_left_out, "sample")
+            left_out = count_phrase(self.num_left_out, "sample")
             words.append(f"{left_out} without learned tokens left out")
         return words
 
     def _long_words(self) -> str:
         long = self.long_documents
-        documents = counted(long.num_documents, "document")
+        documents = count_phrase(long.num_documents, "document")
         if self.truncation is not Truncation.SPLIT:
             documents += f" of more than {self.seq_length} tokens"
         lost = f"{long.num_tokens_lost:,} of {long.num_tokens:,} tokens"
         how = {
             Truncation.CUT: f"truncated, losing {lost}",
-            Truncation.DROP: f"dropped, {counted(long.num_tokens, 'token')} in all",
+            Truncation.DROP: f"dropped, {count_phrase(long.num_tokens, 'token')} in all",
             Truncation.SPLIT: f"split, with {lost} in samples without the document's beginning",
         }[self.truncation]
         options = "--seq-length" if self.class_counts else "--truncation, --seq-length"
@@ -152,7 +152,7 @@ def mixed_summary(
         unused=tuple(dict.fromkeys(name for part in parts for name in part.unused)),
         num_documents=sum(part.num_documents for part in parts),
         num_blank=sum(part.num_blank for part in parts),
-        num_begun=sum(part.num_begun for part in parts),
+        num_with_leading_tokens=sum(part.num_with_leading_tokens for part in parts),
         long_documents=reduce(LongDocuments.plus, (part.long_documents for part in parts)),
         truncation=parts[0].truncation,
         num_samples=counts.num_samples,
@@ -196,7 +196,7 @@ class TokenCounts(NamedTuple):
         )
 
 
-def counted(number: int, what: str) -> str:
+def count_phrase(number: int, what: str) -> str:
     """Return a number with its noun: `1 sample`, `2,000 samples`."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 

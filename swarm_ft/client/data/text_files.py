@@ -24,7 +24,7 @@ INSTALL_CLIENT = "pip install 'swarm-ft[client]', or with pipx: pipx inject swar
 """Commands that install the extra `client`, for messages."""
 
 
-def refused(path: str | Path, why: str) -> BadDataset:
+def bad_dataset(path: str | Path, why: str) -> BadDataset:
     """Return the error for data that cannot be used, with the reason."""
     return BadDataset(f"dataset '{path}': {why}")
 
@@ -41,7 +41,7 @@ def check_library(path: str | Path, name: str, data: str) -> None:
         BadDataset: The library is missing; the message names the commands that install it.
     """
     if importlib.util.find_spec(name) is None:
-        raise refused(
+        raise bad_dataset(
             path,
             f"expected the library '{name}', which reads {data}, and it is not installed; "
             f"install it with {INSTALL_CLIENT}",
@@ -116,7 +116,7 @@ def _opened(path: Path) -> Iterator[_OpenFile]:
         except (*_DAMAGED, OSError) as exc:
             if isinstance(exc, OSError) and exc.errno is not None:
                 raise
-            raise refused(
+            raise bad_dataset(
                 path,
                 f"its {found.name} data cannot be decompressed ({exc}); if it is damaged or "
                 "truncated, copy the file again",
@@ -137,7 +137,7 @@ def head_of(path: Path, num_bytes: int = HEAD_BYTES) -> bytes:
         head = file.content.read(num_bytes)
     why = _no_text(head)
     if why:
-        raise refused(path, why)
+        raise bad_dataset(path, why)
     return head
 
 
@@ -177,10 +177,10 @@ def read_file(path: Path) -> str:
         with _opened(path) as file:
             return file.content.read().decode("utf-8")
     except OSError as exc:
-        raise refused(path, f"cannot be read: {reason(exc)}") from exc
+        raise bad_dataset(path, f"cannot be read: {reason(exc)}") from exc
     except UnicodeDecodeError as exc:
         line = exc.object.count(b"\n", 0, exc.start) + 1
-        raise refused(
+        raise bad_dataset(
             path,
             f"line {line}: expected UTF-8 text, got another encoding at byte {exc.start} "
             f"({exc.reason}); convert the file to UTF-8",
@@ -232,11 +232,11 @@ class Lines:
                 try:
                     yield letters.decode("utf-8")
                 except UnicodeDecodeError as exc:
-                    raise self.refused(
+                    raise self.error(
                         f"expected UTF-8, got another encoding ({exc.reason}); convert the file"
                     ) from exc
 
-    def refused(self, why: str, first: int | None = None) -> BadDataset:
+    def error(self, why: str, first: int | None = None) -> BadDataset:
         """Return the error of the last line, or of all lines from `first` on."""
         return BadDataset(f"{self.place_from(first or self.number)}: {why}")
 

@@ -205,7 +205,7 @@ class Kernels(Protocol):
     # dither are mirror images, so codes with r below 8 change their sign. The dither's magnitude
     # is a part of the context; at low rates it carries half of the information.
 
-    def turn(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
+    def flip_signs(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
         """Flip the sign of codes whose r, see `dequantize`, is below 8.
 
         Args:
@@ -392,7 +392,7 @@ class Kernels(Protocol):
         codes = self.quantize(x, base, scales, grid).reshape(-1)
         contexts = coding.classes()
         if coding.slices and grid.seed is not None:
-            codes = self.turn(codes, grid.seed)
+            codes = self.flip_signs(codes, grid.seed)
             contexts = self.slice_contexts(contexts, grid.seed, coding.slices)
         return codes, self.symbols(codes, coding.low_bits), contexts
 

@@ -85,7 +85,7 @@ class NumbaKernels(Kernels):
             cpu_grid.dequantize_wide(whole, other, vectors, grid.shrink, dither, x)
         return torch.from_numpy(x)
 
-    def turn(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
+    def flip_signs(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
         turned, where = np.empty(codes.shape, np.int16), _shifts(shifts, codes)
         cpu_grid.turn(_array(codes).reshape(-1), seed, where, turned.reshape(-1))
         return torch.from_numpy(turned)

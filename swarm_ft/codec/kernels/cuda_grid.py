@@ -591,7 +591,7 @@ class TritonGrids(Kernels):
             launch(out, *values, *factors, classes, *numbers, *are_one, **tile, **EXACT)
         return out
 
-    def turn(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
+    def flip_signs(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
         codes, numbers = codes.contiguous(), (signed(seed), codes.numel())
         turned, launch = torch.empty_like(codes), _turn[(triton.cdiv(codes.numel(), _BLOCK),)]
         where = None if shifts is None else shifts.contiguous()

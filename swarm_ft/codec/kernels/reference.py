@@ -113,7 +113,7 @@ class ReferenceKernels(Kernels):
         values = units.float() * (table.abs() / UNITS)
         return values if base is None else base + values
 
-    def turn(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
+    def flip_signs(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
         return torch.where(drawn(codes, seed, shifts) < 8, -codes, codes)
 
     def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
@@ -215,7 +215,7 @@ class ReferenceKernels(Kernels):
         codes = ((chosen - lowest) / 2).round() * 2 + lowest
         apart = self.quantize(x, base, scales, WideGrid(seed=seed, shifts=shifts)).reshape(-1)
         is_apart = is_large & (codes.abs() > LARGEST_SYMBOL)
-        codes = self.turn(torch.where(is_apart, apart, codes.to(torch.int16)), seed, shifts)
+        codes = self.flip_signs(torch.where(is_apart, apart, codes.to(torch.int16)), seed, shifts)
         contexts = self.slice_contexts(coding.classes(), seed, coding.slices)
         flips = shifts * flip_of(coding.slices)
         return codes, self.symbols(codes, 0), contexts ^ flips, shifts

@@ -11,47 +11,47 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import blame
-from swarm_ft.coordinator.facts.events import RollbackRecord, Turn
+from swarm_ft.coordinator.facts.events import RollbackRecord, Transition
 from swarm_ft.coordinator.facts.messages import Idle, Release
 from swarm_ft.coordinator.facts.reasons import MAX_NAMED, Reason, ReasonKind, several
 from swarm_ft.coordinator.facts.state import (
     AttemptState,
-    Awaited,
-    Moving,
-    Past,
+    CommittedState,
+    PhaseProgress,
+    Repartition,
     Run,
     Saving,
     Snapshot,
     SwarmState,
 )
 from swarm_ft.coordinator.plan import keepers
+from swarm_ft.coordinator.plan.allocation import Allocation, allocate_members, share_of
 from swarm_ft.coordinator.plan.inputs import division_inputs
 from swarm_ft.coordinator.plan.membership import (
-    able_for,
-    arrangement,
-    first_arranged,
-    hopeless_for,
-    is_resting,
+    eligible_members,
+    find_placement,
+    is_suspended_for,
     learners_of,
     loss_of,
     lost_stages,
+    misfit_of_all,
     offers_in,
     offers_to_begin,
     patience_s,
+    place_first_hosts,
     reasons_to_idle,
     remedy_for,
-    settled,
     surely_begins,
     suspension_of,
     weights_lost,
     with_caught_up,
     with_newcomers,
+    with_survivors,
     without_state,
 )
 from swarm_ft.coordinator.plan.neighbours import with_better_neighbours
 from swarm_ft.coordinator.plan.offers import Offers
 from swarm_ft.coordinator.plan.placement import SETTLE_S, Placement
-from swarm_ft.coordinator.plan.sharing import Sharing, share_of, shared
 from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
 from swarm_ft.coordinator.plan.steps import measured_on, with_ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
@@ -70,12 +70,12 @@ from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 
 
-def interrupt(turn: Turn, run: Run) -> None:
+def interrupt(turn: Transition, run: Run) -> None:
     """End the present attempt; `advance` starts the next when it can."""
-    turn.put(replace(with_caught_up(run), phase=RunPhase.WAITING, notice=None))
+    turn.save_run(replace(with_caught_up(run), phase=RunPhase.WAITING, notice=None))
 
 
-def asks_on(turn: Turn, run: Run) -> bool:
+def keeps_polling(turn: Transition, run: Run) -> bool:
     """Whether a failed attempt goes on loading, to learn which other peers cannot host the run.
 
     If no peer can, the run is over; a peer that is released before it checked would never report
@@ -85,48 +85,50 @@ def asks_on(turn: Turn, run: Run) -> bool:
     if run.phase is not RunPhase.LOADING or run.committed_steps or run.attempt.loaded:
         return False
     able = share_of(turn.state, run, turn.now_s)
-    return bool(unknown) and not arrangement(able, run, turn.now_s).assignments
+    return bool(unknown) and not find_placement(able, run, turn.now_s).assignments
 
 
-def advance(turn: Turn) -> None:
+def advance(turn: Transition) -> None:
     """Continue runs whose attempt ended."""
     for run in turn.state.active_runs:
         if run.phase <= RunPhase.WAITING and turn.now_s >= run.not_before_s:
             _resume(turn, run)
 
 
-def expire(turn: Turn) -> None:
+def expire(turn: Transition) -> None:
     """End runs that no set of members could host for too long."""
     queue_s = turn.state.queue_s
     for run in turn.state.going_runs:
         if turn.now_s - run.unplaced_since_s < queue_s or run.steering.is_paused:
             continue
-        if arrangement(able_for(turn.state, run, turn.now_s), run, turn.now_s).assignments:
-            turn.keep(replace(run, unplaced_since_s=math.inf))
+        if find_placement(
+            eligible_members(turn.state, run, turn.now_s), run, turn.now_s
+        ).assignments:
+            turn.set_run(replace(run, unplaced_since_s=math.inf))
         else:
             waited = () if run.detail is None else (run.detail,)
             expired = Reason(kind=ReasonKind.QUEUE_EXPIRED, amount=queue_s, parts=waited)
             end(turn, run, RunPhase.FAILED, expired)
 
 
-def end(turn: Turn, run: Run, phase: RunPhase, detail: Reason) -> None:
+def end(turn: Transition, run: Run, phase: RunPhase, detail: Reason) -> None:
     """End the run, and release every connected member, including former participants.
 
     The run's storage key is dropped, so that nobody can decrypt what remains on other machines'
     disks.
     """
-    turn.put(replace(run, phase=phase, detail=detail, storage_key=b""))
+    turn.save_run(replace(run, phase=phase, detail=detail, storage_key=b""))
     if run.attempt.number != NO_ATTEMPT:
         for peer in turn.state.members:
-            turn.say(peer, Release(run_id=run.run_id, reason=detail, is_over=True))
+            turn.send(peer, Release(run_id=run.run_id, reason=detail, is_over=True))
 
 
-def release(turn: Turn, run: Run, peer_id: PeerId, kind: ReasonKind) -> None:
+def release(turn: Transition, run: Run, peer_id: PeerId, kind: ReasonKind) -> None:
     """Release a peer from the run."""
-    turn.say(peer_id, Release(run_id=run.run_id, reason=Reason(kind=kind)))
+    turn.send(peer_id, Release(run_id=run.run_id, reason=Reason(kind=kind)))
 
 
-def tell_idle(turn: Turn) -> None:
+def send_idle_reasons(turn: Transition) -> None:
     """Send each member without work the reason, once."""
     state, members = turn.state, dict(turn.state.members)
     reasons = _reasons_to_idle(state, turn.now_s)
@@ -135,7 +137,7 @@ def tell_idle(turn: Turn) -> None:
         if reason != member.idle:
             members[peer_id] = replace(member, idle=reason)
         if reason is not None and reason != member.idle and member.leaving is None:
-            turn.say(peer_id, Idle(reason=reason))
+            turn.send(peer_id, Idle(reason=reason))
     if any(reasons[peer] != member.idle for peer, member in state.members.items()):
         turn.state = replace(state, members=MappingProxyType(members))
 
@@ -149,8 +151,8 @@ def _reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason 
     return found
 
 
-def do_without(
-    turn: Turn,
+def suspend_and_continue(
+    turn: Transition,
     run: Run,
     reasons: Mapping[PeerId, Reason],
     *,
@@ -169,14 +171,14 @@ def do_without(
     for peer, why in reasons.items():
         losses.append(loss_of(turn.state, run, peer, why))
         if peer in no_control:
-            run = blame.rest(turn, run, peer, why)
+            run = blame.suspend_from_run(turn, run, peer, why)
         else:
-            blame.set_aside(turn, run, peer, why)
+            blame.suspend(turn, run, peer, why)
         run = without_state(run, peer)
     interrupt(turn, replace(run, detail=several(losses)))
 
 
-def offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
+def on_stage_offered(turn: Transition, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
     """Forward a source's first offer to its learners; the other sources offer the same bytes."""
     attempt, proofs = run.attempt, dict(run.attempt.proofs)
     for learner in attempt.learners:
@@ -184,9 +186,9 @@ def offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
         if proof is None or learner.step != offer.step or peer_id not in learner.sources:
             continue
         if learner.peer_id not in proofs:
-            turn.say(learner.peer_id, _catch_up(run, peer_id, offer, learner))
+            turn.send(learner.peer_id, _catch_up(run, peer_id, offer, learner))
         proofs[learner.peer_id] = proofs.get(learner.peer_id, frozenset()) | {proof}
-    turn.keep(replace(run, attempt=replace(attempt, proofs=MappingProxyType(proofs))))
+    turn.set_run(replace(run, attempt=replace(attempt, proofs=MappingProxyType(proofs))))
 
 
 def _catch_up(run: Run, source: PeerId, offer: StageOffered, learner: Learner) -> CatchUp:
@@ -199,13 +201,13 @@ def _catch_up(run: Run, source: PeerId, offer: StageOffered, learner: Learner) -
     )
 
 
-def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
+def on_caught_up(turn: Transition, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
     """Count a learner that proves its stage's state as a replica from the next plan on."""
     attempt, measured = run.attempt, run.measured
     if peer_id in attempt.caught_up or all(t.peer_id != peer_id for t in attempt.learners):
         return
     if message.proof not in attempt.proofs.get(peer_id, ()):
-        do_without(turn, run, {peer_id: Reason(kind=ReasonKind.WRONG_STATE)})
+        suspend_and_continue(turn, run, {peer_id: Reason(kind=ReasonKind.WRONG_STATE)})
         return
     attempt = replace(attempt, caught_up=attempt.caught_up | {peer_id})
     took_s = turn.now_s - attempt.learning_since_s.get(peer_id, turn.now_s)
@@ -214,14 +216,14 @@ def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
         state_bytes=measured.state_bytes + message.state_bytes,
         state_bytes_per_s=message.state_bytes / took_s if took_s else measured.state_bytes_per_s,
     )
-    turn.keep(replace(run, attempt=attempt, measured=measured))
+    turn.set_run(replace(run, attempt=attempt, measured=measured))
 
 
-def _resume(turn: Turn, run: Run) -> None:
+def _resume(turn: Transition, run: Run) -> None:
     run = with_caught_up(run)  # a learner may have caught up since the last attempt ended
     able = share_of(turn.state, run, turn.now_s)
     grace_s = patience_s(able, run, turn.now_s)
-    settled_run = settled(able, run, turn.now_s, grace_s)
+    settled_run = with_survivors(able, run, turn.now_s, grace_s)
     if settled_run is None and _is_waited_for(turn, run, able):
         return
     if settled_run is None:
@@ -243,7 +245,7 @@ def _resume(turn: Turn, run: Run) -> None:
         _let_leavers_go(turn, run)
 
 
-def _let_leavers_go(turn: Turn, before: Run) -> None:
+def _let_leavers_go(turn: Transition, before: Run) -> None:
     """Release those of a run's leaving peers that it continues without."""
     peers = turn.state.runs[before.run_id].peers
     for peer in before.peers:
@@ -251,11 +253,11 @@ def _let_leavers_go(turn: Turn, before: Run) -> None:
             release(turn, before, peer, ReasonKind.RELEASED_LEAVER)
 
 
-def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
+def _is_waited_for(turn: Transition, run: Run, able: SwarmState) -> bool:
     """Whether the run lacks only suspended peers, and no placement does without them."""
     connected = [p for p in run.peers if p in turn.state.members and p not in run.misfits]
-    suspended = [p for p in connected if is_resting(turn.state, run, p, turn.now_s)]
-    if not suspended or arrangement(able, run, turn.now_s).assignments:
+    suspended = [p for p in connected if is_suspended_for(turn.state, run, p, turn.now_s)]
+    if not suspended or find_placement(able, run, turn.now_s).assignments:
         return False
     resting, parts = suspended[0], (suspension_of(turn.state, run, suspended[0], turn.now_s),)
     reason = Reason(kind=ReasonKind.AWAITS_SUSPENDED, peers=(resting,), parts=parts)
@@ -263,7 +265,7 @@ def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
     return True
 
 
-def go_back(turn: Turn, run: Run, why: Reason, lost: Sequence[LayerRange]) -> None:
+def go_back(turn: Transition, run: Run, why: Reason, lost: Sequence[LayerRange]) -> None:
     """Roll back to the newest snapshot, or the beginning, with the members that are there.
 
     Args:
@@ -280,14 +282,14 @@ def go_back(turn: Turn, run: Run, why: Reason, lost: Sequence[LayerRange]) -> No
         turn.write(RollbackRecord(run.run_id, StepNumber(past.committed_steps), is_evaluated))
     if not past.all_steps:
         run = replace(run, steering=run.steering.measured_anew)
-    turn.put(_at(run, past))
+    turn.save_run(_at(run, past))
     if past.snapshot is None:
         for peer in run.peers:
             if peer in turn.state.members:
                 release(turn, run, peer, ReasonKind.RELEASED_AT_START)
 
 
-def _moving_from(run: Run, past: Past) -> Moving | None:
+def _moving_from(run: Run, past: CommittedState) -> Repartition | None:
     """Return the new stages, if the snapshot belongs to a repartition."""
     moving = run.moving
     if moving is None or past.snapshot is None or past.snapshot.step != moving.step:
@@ -296,7 +298,7 @@ def _moving_from(run: Run, past: Past) -> Moving | None:
 
 
 def _tell_went_back(
-    turn: Turn, run: Run, past: Past, why: Reason, lost: Sequence[LayerRange]
+    turn: Transition, run: Run, past: CommittedState, why: Reason, lost: Sequence[LayerRange]
 ) -> None:
     """Notify watchers and emit an event, if the rollback voids steps."""
     from_step, to_step = run.past.all_steps, past.all_steps
@@ -309,12 +311,10 @@ def _tell_went_back(
         parts=(why, remedy_for(turn.state, run, lost)),
     )
     turn.publish(run.run_id, went_back)
-    turn.happened(
-        EventKind.RUN_WENT_BACK, run, reason=went_back, from_step=from_step, to_step=to_step
-    )
+    turn.emit(EventKind.RUN_WENT_BACK, run, reason=went_back, from_step=from_step, to_step=to_step)
 
 
-def load_best(turn: Turn, run: Run, best: Snapshot) -> None:
+def load_best(turn: Transition, run: Run, best: Snapshot) -> None:
     """Have all peers of a trained run load its best weights, which become the result."""
     worth = run.past.judged.saved
     detail = Reason(
@@ -323,16 +323,18 @@ def load_best(turn: Turn, run: Run, best: Snapshot) -> None:
         text=run.spec.train.best_metric if worth else "",
         value=worth.value if worth else None,
     )
-    turn.put(replace(_at(run, run.past.with_best(best)), phase=RunPhase.WAITING, detail=detail))
+    turn.save_run(
+        replace(_at(run, run.past.with_best(best)), phase=RunPhase.WAITING, detail=detail)
+    )
 
 
-def _at(run: Run, past: Past) -> Run:
+def _at(run: Run, past: CommittedState) -> Run:
     """Return the run reset to `past`; no peer has loaded it yet."""
     attempt = AttemptState(number=run.attempt.number)
     return replace(run, past=past, attempt=attempt, step=None, saving=Saving())
 
 
-def place_waiting(turn: Turn) -> None:
+def place_waiting(turn: Transition) -> None:
     """Give free peers to runs that have none, see `sharing`.
 
     A pass that changes nothing is not repeated until one of its inputs changes.
@@ -340,7 +342,7 @@ def place_waiting(turn: Turn) -> None:
     if len(turn.state.active_runs) == len(turn.state.going_runs):
         return
     inputs = division_inputs(turn.state, turn.now_s)
-    sharing = shared(turn.state, turn.now_s, inputs)
+    sharing = allocate_members(turn.state, turn.now_s, inputs)
     answers = turn.state.memo.of(inputs)
     waiting = _waiting(turn, sharing)
     if answers.get("nothing to place") == waiting:
@@ -357,7 +359,7 @@ def place_waiting(turn: Turn) -> None:
 
 
 def _waiting(
-    turn: Turn, sharing: Sharing
+    turn: Transition, sharing: Allocation
 ) -> tuple[tuple[Run, ...], tuple[bool, ...], tuple[PeerId, ...]]:
     """Return runs without peers in their order, which of them rest, and the newest members."""
     runs = tuple(turn.state.runs[name] for name in sharing.in_turn)
@@ -382,12 +384,12 @@ class _Line:
     everybody: Offers
 
 
-def _place(turn: Turn, run: Run, sharing: Sharing, line: _Line) -> bool:
+def _place(turn: Transition, run: Run, sharing: Allocation, line: _Line) -> bool:
     """Assign to a run the peers that it may use now, or set its reason to wait; return success."""
     placement, members = Placement(()), turn.state.members
     if sharing.members.get(run.run_id):
-        able = able_for(sharing.of(turn.state, run), run, turn.now_s)
-        placement, members = arrangement(able, run, turn.now_s), able.members
+        able = eligible_members(sharing.view_for(turn.state, run), run, turn.now_s)
+        placement, members = find_placement(able, run, turn.now_s), able.members
     if placement.assignments and not _waits_for_keepers(turn, run):
         placed = placement.assignments
         if not placement.is_by_speed:
@@ -399,7 +401,7 @@ def _place(turn: Turn, run: Run, sharing: Sharing, line: _Line) -> bool:
     return False
 
 
-def _waits_for_keepers(turn: Turn, run: Run) -> bool:
+def _waits_for_keepers(turn: Transition, run: Run) -> bool:
     """Whether the keepers of the snapshot that it starts from are away.
 
     After a while it goes back to an older snapshot.
@@ -407,7 +409,7 @@ def _waits_for_keepers(turn: Turn, run: Run) -> bool:
     missing = keepers.without_keepers(turn.state, run.past.saved)
     since_s = min(run.keeping.missing_since_s, turn.now_s) if missing else math.inf
     run = replace(run, keeping=replace(run.keeping, missing_since_s=since_s))
-    turn.keep(run)
+    turn.set_run(run)
     if not missing:
         return False
     reason = Reason(
@@ -426,21 +428,21 @@ def _waits_for_keepers(turn: Turn, run: Run) -> bool:
     return True
 
 
-def _unplaced(turn: Turn, run: Run, placement: Placement, line: _Line) -> None:
+def _unplaced(turn: Transition, run: Run, placement: Placement, line: _Line) -> None:
     """Set the reason that a run waits for, or end it if nothing can help."""
     state = turn.state
-    hopeless = hopeless_for(state, run)
+    hopeless = misfit_of_all(state, run)
     if hopeless is not None:
         misfit = Reason(kind=ReasonKind.NO_PEER_CAN_HOST, parts=(hopeless,))
         end(turn, run, RunPhase.FAILED, misfit)
         return
     offers, could_begin = line.everybody.without(run.misfits), False
     if run.doubts or run.conducts:
-        offers = offers_in(able_for(state, run, turn.now_s))
+        offers = offers_in(eligible_members(state, run, turn.now_s))
     if not placement.is_gathering:
         could_begin = surely_begins(offers, run, turn.now_s)
     if not (placement.is_gathering or could_begin):
-        placement = first_arranged(offers, run, turn.now_s)
+        placement = place_first_hosts(offers, run, turn.now_s)
     if could_begin or placement.assignments:
         _without_peers(turn, run, _behind(line), RunPhase.QUEUED)
         return
@@ -462,25 +464,27 @@ def _behind(line: _Line) -> Reason:
 
 
 def _without_peers(
-    turn: Turn, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING
+    turn: Transition, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING
 ) -> None:
     """Let the run wait, and note since when; see `expire` and `sharing`."""
     if turn.now_s < run.unplaced_since_s:
         run = replace(run, unplaced_since_s=turn.now_s)
-        turn.keep(run)
+        turn.set_run(run)
     _wait(turn, run, detail, phase)
 
 
-def _wait(turn: Turn, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING) -> None:
+def _wait(
+    turn: Transition, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING
+) -> None:
     if (run.phase, run.detail) != (phase, detail):
-        turn.put(replace(run, phase=phase, detail=detail))
+        turn.save_run(replace(run, phase=phase, detail=detail))
 
 
-def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
+def _assign(turn: Transition, run: Run, *, fresh: bool) -> None:
     before, learners = run, () if fresh else tuple(learners_of(turn.state, run))
     attempt = AttemptState(
         number=Attempt(run.attempt.number + 1),
-        awaited=Awaited(since_s=turn.now_s),
+        awaited=PhaseProgress(since_s=turn.now_s),
         assignments=tuple(_reachable(turn, stage) for stage in run.attempt.assignments),
         learners=learners,
         learning_since_s=_learning_since_s(run, learners, turn.now_s),
@@ -493,12 +497,12 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     )
     if fresh:
         run = replace(run, measured=measured_on(run))
-    turn.put(run)
+    turn.save_run(run)
     turn.write_ledger(before, run)
     assign = _assignment(turn.state, run, fresh=fresh)
     _have_given(turn, run, assign)
     for stage in attempt.assignments:
-        turn.say(stage.peer_id, _with_keys(assign, run.storage_key, stage))
+        turn.send(stage.peer_id, _with_keys(assign, run.storage_key, stage))
 
 
 def _learning_since_s(
@@ -515,12 +519,12 @@ def _learning_since_s(
     )
 
 
-def _reachable(turn: Turn, stage: StageAssignment) -> StageAssignment:
+def _reachable(turn: Transition, stage: StageAssignment) -> StageAssignment:
     member = turn.state.members.get(stage.peer_id)
     return replace(stage, endpoint=member.hello.endpoint if member else "")
 
 
-def _have_given(turn: Turn, run: Run, assign: Assign) -> None:
+def _have_given(turn: Transition, run: Run, assign: Assign) -> None:
     """Order the keepers of a snapshot to send it to the peers that start from it."""
     for stage in assign.saved:
         takers = [a.peer_id for a in assign.assignments if a.layers.overlaps(stage.layers)]
@@ -531,7 +535,7 @@ def _have_given(turn: Turn, run: Run, assign: Assign) -> None:
             is_saved=True,
         )
         for keeper in stage.keepers:
-            turn.say(keeper, GiveShard(name=name, takers=tuple(takers)))
+            turn.send(keeper, GiveShard(name=name, takers=tuple(takers)))
 
 
 def _assignment(state: SwarmState, run: Run, *, fresh: bool) -> Assign:

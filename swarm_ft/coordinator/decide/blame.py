@@ -20,12 +20,12 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.conduct import Failure, Trouble
-from swarm_ft.coordinator.facts.events import StandingRecord, Turn
+from swarm_ft.coordinator.facts.events import ReputationRecord, Transition
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, error_of
-from swarm_ft.coordinator.facts.standing import Standing
+from swarm_ft.coordinator.facts.reputation import Reputation
 from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.plan.allocation import share_of
 from swarm_ft.coordinator.plan.membership import replaceable
-from swarm_ft.coordinator.plan.sharing import share_of
 from swarm_ft.errors import InternalError, NonFinite, NonFiniteWeights, OutOfMemory, SwarmError
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
@@ -53,7 +53,7 @@ _NON_FINITE = (NonFinite, NonFiniteWeights)
 
 
 def count(
-    turn: Turn,
+    turn: Transition,
     run: Run,
     peer_id: PeerId,
     reason: Reason,
@@ -73,32 +73,34 @@ def count(
             less of it is no worse.
     """
     conduct, attempt = run.conduct(peer_id), run.attempt.number
-    was_resting = run.is_without(peer_id, turn.now_s)
+    was_resting = run.has_suspended(peer_id, turn.now_s)
     reason = reason.of(run.run_id)
     after = conduct.standing.after_failure(run.run_id, attempt, reason, turn.now_s, by=by)
     conduct = replace(conduct, standing=after)
     if has_control:
         conduct = conduct.with_failure(_failure(run, reason, by))
     run = run.with_conduct(peer_id, conduct)
-    if run.is_without(peer_id, turn.now_s) and not was_resting:
+    if run.has_suspended(peer_id, turn.now_s) and not was_resting:
         _suspend(turn, run, peer_id)
     return run
 
 
-def rest(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> Run:
+def suspend_from_run(turn: Transition, run: Run, peer_id: PeerId, reason: Reason) -> Run:
     """Suspend a peer from this run alone, at once."""
     conduct = run.conduct(peer_id)
-    standing = conduct.standing.set_aside(reason.of(run.run_id), turn.now_s)
+    standing = conduct.standing.suspend(reason.of(run.run_id), turn.now_s)
     conduct = replace(conduct, standing=standing)
     run = run.with_conduct(peer_id, conduct)
     _suspend(turn, run, peer_id)
     return run
 
 
-def doubt(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> Run:
+def record_doubt(turn: Transition, run: Run, peer_id: PeerId, reason: Reason) -> Run:
     """Record a peer's report that a step is not finite; if others can do the step, it was false."""
     stages = [stage for stage in run.stages if peer_id in stage.peers]
-    others = {p for stage in stages for p in stage.peers if p != peer_id and turn.state.carries(p)}
+    others = {
+        p for stage in stages for p in stage.peers if p != peer_id and turn.state.may_host_alone(p)
+    }
     failure = replace(_failure(run, reason), is_doubt=True, is_alone=not others)
     return run.with_conduct(peer_id, run.conduct(peer_id).with_failure(failure))
 
@@ -109,13 +111,13 @@ def _failure(run: Run, reason: Reason, by: str = "") -> Failure:
     return Failure(step=step, attempt=run.attempt.number, reason=of_run, by=by)
 
 
-def set_aside(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> None:
+def suspend(turn: Transition, run: Run, peer_id: PeerId, reason: Reason) -> None:
     """Suspend a peer from all runs for a while."""
-    known = turn.state.standing(peer_id)
-    _stand(turn, run, peer_id, known.set_aside(reason.of(run.run_id), turn.now_s))
+    known = turn.state.reputation(peer_id)
+    _stand(turn, run, peer_id, known.suspend(reason.of(run.run_id), turn.now_s))
 
 
-def settle(turn: Turn, run: Run, step: int) -> Run:
+def settle_failures(turn: Transition, run: Run, step: int) -> Run:
     """Assign the causes of failures at steps up to a completed one.
 
     They were a peer's own where its replica did the step, or others did it without the peer: that
@@ -137,16 +139,16 @@ def settle(turn: Turn, run: Run, step: int) -> Run:
     return replace(run, doubts=MappingProxyType(doubts), trouble=trouble)
 
 
-def _refuted(turn: Turn, run: Run, peer_id: PeerId, failures: Sequence[Failure]) -> Run:
+def _refuted(turn: Transition, run: Run, peer_id: PeerId, failures: Sequence[Failure]) -> Run:
     """Count failures at which others succeeded in all runs, and false doubts in this run."""
     conduct = run.conduct(peer_id)
     for one in failures:
-        known = turn.state.standing(peer_id)
+        known = turn.state.reputation(peer_id)
         counted = (run.run_id, one.attempt, one.reason, turn.now_s)
         _stand(turn, run, peer_id, known.after_failure(*counted, by=one.by))
         if one.is_doubt:
             own = conduct.standing
-            rests = own.set_aside(one.reason, turn.now_s)
+            rests = own.suspend(one.reason, turn.now_s)
             conduct = replace(
                 conduct, standing=rests if one.is_alone else own.after_failure(*counted)
             )
@@ -156,15 +158,15 @@ def _refuted(turn: Turn, run: Run, peer_id: PeerId, failures: Sequence[Failure])
 def _has_control(state: SwarmState, run: Run, peer_id: PeerId) -> bool:
     """Whether another peer that may host alone did a peer's part of the step, or its share."""
     own = [stage.peers for stage in run.computing if peer_id in stage.peers]
-    return all(any(p != peer_id and state.carries(p) for p in peers) for peers in own)
+    return all(any(p != peer_id and state.may_host_alone(p) for p in peers) for peers in own)
 
 
-def _suspend(turn: Turn, run: Run, peer_id: PeerId) -> None:
+def _suspend(turn: Transition, run: Run, peer_id: PeerId) -> None:
     """Suspend a peer from this run, and from all if runs of other owners did so too."""
     standing = run.conduct(peer_id).standing
     kind, own = ReasonKind.SUSPENDED_FROM_RUN, standing.suspension
     suspended = replace(own, kind=kind, peers=(peer_id,), run_id=run.run_id)
-    turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, reason=suspended)
+    turn.emit(EventKind.PEER_SET_ASIDE, run, peer_id, reason=suspended)
     owners = {run.owner_name} | {
         other.owner_name
         for other in turn.state.runs.values()
@@ -174,7 +176,7 @@ def _suspend(turn: Turn, run: Run, peer_id: PeerId) -> None:
         last = () if standing.reason is None else (standing.reason,)
         kind = ReasonKind.FAILED_FOR_OWNERS
         reason = Reason(kind=kind, run_id=run.run_id, amount=len(owners), parts=last)
-        after = turn.state.standing(peer_id).set_aside(reason, turn.now_s)
+        after = turn.state.reputation(peer_id).suspend(reason, turn.now_s)
         _stand(turn, run, peer_id, after)
 
 
@@ -190,20 +192,22 @@ def _serves_others(state: SwarmState, peer_id: PeerId, owners: set[str]) -> bool
     )
 
 
-def _stand(turn: Turn, run: Run, peer_id: PeerId, standing: Standing) -> None:
-    was_aside = turn.state.is_aside(peer_id, turn.now_s)
-    turn.state = turn.state.with_standing(peer_id, standing)
-    if standing.is_aside(turn.now_s) and not was_aside:
+def _stand(turn: Transition, run: Run, peer_id: PeerId, standing: Reputation) -> None:
+    was_aside = turn.state.is_suspended(peer_id, turn.now_s)
+    turn.state = turn.state.with_reputation(peer_id, standing)
+    if standing.is_suspended(turn.now_s) and not was_aside:
         suspended = replace(standing.suspension, peers=(peer_id,))
-        turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, reason=suspended)
-    if standing.is_aside(turn.now_s):
-        turn.write(StandingRecord(peer_id, standing, standing.aside_until_s - turn.now_s))
+        turn.emit(EventKind.PEER_SET_ASIDE, run, peer_id, reason=suspended)
+    if standing.is_suspended(turn.now_s):
+        turn.write(ReputationRecord(peer_id, standing, standing.aside_until_s - turn.now_s))
 
 
 # ---- against the run
 
 
-def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[Run, Reason | None]:
+def suspect(
+    turn: Transition, run: Run, peer_id: PeerId, error: SwarmError
+) -> tuple[Run, Reason | None]:
     """Count a failure against the run, if it may be the run's own.
 
     Args:
@@ -240,7 +244,7 @@ def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[R
 
 def _may_be_its_own(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmError) -> bool:
     """Whether a failure can be the run's, by its kind and the peer's history."""
-    if not state.carries(peer_id):
+    if not state.may_host_alone(peer_id):
         return False
     if isinstance(error, OutOfMemory):
         return peer_id not in run.past.committers  # its stage did fit: others use that memory now
@@ -254,7 +258,7 @@ def _is_clear(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmError) -
     return _serves_others(state, peer_id, {run.owner_name})
 
 
-def _has_other_host(turn: Turn, run: Run, peer_id: PeerId) -> bool:
+def _has_other_host(turn: Transition, run: Run, peer_id: PeerId) -> bool:
     able = share_of(turn.state, run, turn.now_s)
     return peer_id not in able.members or bool(replaceable(able, run, (peer_id,)))
 

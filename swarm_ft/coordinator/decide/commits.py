@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.decide import attempts, blame, leaving, losses
+from swarm_ft.coordinator.decide import attempts, blame, drain, losses
 from swarm_ft.coordinator.decide.contributions import credit
 from swarm_ft.coordinator.decide.steering import follow_quality
 from swarm_ft.coordinator.facts.events import (
@@ -19,56 +19,56 @@ from swarm_ft.coordinator.facts.events import (
     SnapshotLost,
     SnapshotRecord,
     SnapshotWritten,
-    Turn,
+    Transition,
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, several
-from swarm_ft.coordinator.facts.state import Awaited, PlannedStep, Run, Snapshot
+from swarm_ft.coordinator.facts.state import PhaseProgress, PlannedStep, Run, Snapshot
 from swarm_ft.coordinator.plan import moving
 from swarm_ft.coordinator.plan.agreement import (
     outvoted_results,
     without_results_of,
     wrong_norms,
 )
+from swarm_ft.coordinator.plan.allocation import allocate_members, makes_room
 from swarm_ft.coordinator.plan.keepers import (
+    can_take_snapshots,
     has_all_stages,
     is_due_by_time,
     is_spreading,
-    saves_when_asked,
     seen_at_work,
 )
-from swarm_ft.coordinator.plan.leaving import (
-    gone_from,
-    has_successors,
-    held_for,
-    is_held,
-    may_save,
-    takes_result_along,
-    with_successors_free,
-)
 from swarm_ft.coordinator.plan.membership import (
-    able_for,
+    bypassed_stages,
     caught_up_of,
+    eligible_members,
     joining_of,
-    passed_by,
     with_caught_up,
     with_newcomers,
     with_some_let_go,
     without_state,
 )
-from swarm_ft.coordinator.plan.sharing import makes_room, shared
 from swarm_ft.coordinator.plan.steps import (
-    after_report,
     best_to_load,
     commit_step,
-    evaluated,
-    excess_of,
+    compression_excess,
     is_trained,
     kept_snapshots,
     lacks_snapshot,
     plan_step,
     tokens_for,
     took_stock,
+    with_buffer_report,
+    with_evaluation,
+)
+from swarm_ft.coordinator.plan.succession import (
+    dispensable_leavers,
+    has_successors,
+    is_between_steps,
+    may_save,
+    reason_to_hold,
+    takes_result_along,
+    with_successors_free,
 )
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
@@ -93,7 +93,7 @@ SAVE_S = 600.0
 """Seconds that a step waits, at most, for the snapshot of the weights that it began with."""
 
 
-def _save(turn: Turn, run: Run) -> Run:
+def _save(turn: Transition, run: Run) -> Run:
     """Request a snapshot of the last commit from one replica of each stage.
 
     Stages that were saved in an earlier attempt are not requested again.
@@ -108,18 +108,18 @@ def _save(turn: Turn, run: Run) -> Run:
         )
     saving = replace(saving, asked=snapshot, attempt=run.attempt.number)
     run = replace(run, saving=saving, keeping=replace(run.keeping, began_s=turn.now_s))
-    turn.keep(run)
+    turn.set_run(run)
     saved_layers = {stage.layers for stage in snapshot.stages}
     for stage in run.computing:
         peers = [p for p in stage.peers if p in past.exported] or stage.peers  # once it is finished
-        saves = next(filter(turn.state.carries, peers), peers[0])
+        saves = next(filter(turn.state.may_host_alone, peers), peers[0])
         if stage.layers not in saved_layers:
             by_peers = turn.state.num_keepers > 0
-            turn.say(saves, SaveStage(run_id=run.run_id, step=step, by_peers=by_peers))
+            turn.send(saves, SaveStage(run_id=run.run_id, step=step, by_peers=by_peers))
     return run
 
 
-def _save_again(turn: Turn, run: Run) -> Run:
+def _save_again(turn: Transition, run: Run) -> Run:
     """Repeat the request for a snapshot that an ended attempt or a restart interrupted."""
     is_asked = _asked_in_this_attempt(run) or is_spreading(turn.state, run)
     return run if is_asked or not lacks_snapshot(run) else _save(turn, run)
@@ -129,12 +129,12 @@ def _asked_in_this_attempt(run: Run) -> bool:
     return run.saving.attempt == run.attempt.number
 
 
-def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved) -> None:
+def on_stage_saved(turn: Transition, peer_id: PeerId, message: StageSaved | StageUnsaved) -> None:
     """Record one saved stage, or a failure; the last stage completes the snapshot."""
     run = turn.state.runs.get(message.name.run_id)
     if run is None or peer_id not in run.peers or run.phase > RunPhase.FINISHED:
         return
-    if not turn.state.carries(peer_id):
+    if not turn.state.may_host_alone(peer_id):
         return  # no peer on probation gets a request
     snapshot = run.saving.asked
     if snapshot is None or message.name.step != snapshot.step:
@@ -142,7 +142,7 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved)
     if isinstance(message, StageUnsaved):
         run = replace(run, saving=replace(run.saving, asked=None))
         failed = Reason(kind=ReasonKind.SAVE_FAILED, peers=(peer_id,), text=message.reason)
-        without_snapshot(turn, run, snapshot.step, failed)
+        fail_snapshot(turn, run, snapshot.step, failed)
         return
     saved = SavedStage(
         layers=message.name.layers,
@@ -153,14 +153,14 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved)
     snapshot = snapshot.with_stage(saved)
     # Where peers keep snapshots, `keeping` spreads the saved stages.
     if turn.state.num_keepers or not has_all_stages(run, snapshot):
-        turn.keep(replace(run, saving=replace(run.saving, asked=snapshot)))
+        turn.set_run(replace(run, saving=replace(run.saving, asked=snapshot)))
     else:
         unlisted = (*run.saving.unlisted, snapshot)[-MAX_UNLISTED:]
-        turn.keep(replace(run, saving=replace(run.saving, asked=None, unlisted=unlisted)))
+        turn.set_run(replace(run, saving=replace(run.saving, asked=None, unlisted=unlisted)))
         turn.effects.append(WriteSnapshot(run.run_id, run.spec, snapshot))
 
 
-def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
+def on_snapshot_written(turn: Transition, event: SnapshotWritten | SnapshotLost) -> None:
     """Record a written manifest, or a failure; void snapshots are ignored."""
     run, snapshot = turn.state.runs.get(event.run_id), event.snapshot
     if run is None or run.phase > RunPhase.FINISHED or snapshot not in run.saving.unlisted:
@@ -169,13 +169,13 @@ def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
         unlisted = tuple(other for other in run.saving.unlisted if other != snapshot)
         run = replace(run, saving=replace(run.saving, unlisted=unlisted))
         failed = Reason(kind=ReasonKind.MANIFEST_FAILED, text=event.message)
-        without_snapshot(turn, run, snapshot.step, failed)
+        fail_snapshot(turn, run, snapshot.step, failed)
         return
     keeping = replace(run.keeping, took_s=turn.now_s - run.keeping.began_s)
-    whole(turn, replace(run, keeping=keeping), snapshot)
+    complete_snapshot(turn, replace(run, keeping=keeping), snapshot)
 
 
-def whole(turn: Turn, run: Run, snapshot: Snapshot) -> None:
+def complete_snapshot(turn: Transition, run: Run, snapshot: Snapshot) -> None:
     """Record a complete snapshot; the run can go back to it from now on."""
     # An older manifest may be written later; the newest snapshot counts.
     unlisted = tuple(other for other in run.saving.unlisted if other.step > snapshot.step)
@@ -183,27 +183,27 @@ def whole(turn: Turn, run: Run, snapshot: Snapshot) -> None:
     snapshots = kept_snapshots(run, snapshot)
     run = replace(run, past=replace(run.past, snapshots=snapshots), saving=saving)
     if run.moving is not None and run.moving.has_begun and run.moving.step < snapshot.step:
-        turn.put(replace(run, moving=None))  # the new stages have a snapshot now
+        turn.save_run(replace(run, moving=None))  # the new stages have a snapshot now
         run = turn.state.runs[run.run_id]
-    turn.keep(run)
+    turn.set_run(run)
     turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in snapshots)))
     complete = Reason(kind=ReasonKind.SNAPSHOT_COMPLETE, step=snapshot.step)
-    turn.happened(EventKind.SNAPSHOT_WHOLE, run, reason=complete, to_step=snapshot.step)
+    turn.emit(EventKind.SNAPSHOT_WHOLE, run, reason=complete, to_step=snapshot.step)
     _make_room(turn, run)
 
 
-def without_snapshot(turn: Turn, run: Run, step: StepNumber, reason: Reason) -> None:
+def fail_snapshot(turn: Transition, run: Run, step: StepNumber, reason: Reason) -> None:
     """Record that the snapshot of this step failed."""
     lost = Reason(kind=ReasonKind.SNAPSHOT_FAILED, step=step, parts=(reason,))
-    turn.happened(EventKind.SNAPSHOT_LOST, run, reason=lost, to_step=step)
+    turn.emit(EventKind.SNAPSHOT_LOST, run, reason=lost, to_step=step)
     run = replace(run, saving=replace(run.saving, failed=reason))
     if run.spec.train.load_best_model_at_end and not run.phase.is_over:
-        turn.put(replace(run, detail=replace(lost, kind=ReasonKind.BEST_NOT_SAVED)))
+        turn.save_run(replace(run, detail=replace(lost, kind=ReasonKind.BEST_NOT_SAVED)))
     else:
-        turn.keep(run)
+        turn.set_run(run)
 
 
-def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> None:
+def stage_ready(turn: Transition, run: Run, peer_id: PeerId, ready: StageReady) -> None:
     """Record that a peer has its stage, or listens; with the last peer the step begins."""
     if run.phase is not RunPhase.LOADING or peer_id in _unproven(run):
         return
@@ -214,12 +214,12 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
         run = run.with_holds({**run.past.holds, peer_id: run.committed_steps})
     if attempt.loaded >= set(run.peers):
         run = replace(run, phase=RunPhase.TRAINING, detail=joining_of(run))
-        turn.put(run)
+        turn.save_run(run)
         _plan_or_export(turn, run)
     elif run.misfits.keys() & set(run.peers):
         attempts.interrupt(turn, run)  # some can host it: it waits for more of them
     else:
-        turn.keep(run)
+        turn.set_run(run)
 
 
 def _unproven(run: Run) -> set[PeerId]:
@@ -228,7 +228,7 @@ def _unproven(run: Run) -> set[PeerId]:
     return taking.difference(run.listeners, run.attempt.caught_up)
 
 
-def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> None:
+def step_ready(turn: Transition, run: Run, peer_id: PeerId, message: StepReady) -> None:
     """Record that a peer did its part of the step; the last peer's report commits it."""
     step = run.step
     is_current = run.phase is RunPhase.TRAINING and message.step == run.committed_steps
@@ -238,26 +238,26 @@ def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> Non
     compute_s = min(message.compute_s, turn.now_s - step.began_s)
     message = replace(message, compute_s=compute_s)
     step = replace(step, ready=MappingProxyType({**step.ready, peer_id: message}))
-    run = _moved(replace(after_report(run, peer_id, message), step=step), peer_id, turn)
-    turn.keep(run)
+    run = _moved(replace(with_buffer_report(run, peer_id, message), step=step), peer_id, turn)
+    turn.set_run(run)
     _step_done(turn, run, step)
 
 
-def look_after_saving(turn: Turn) -> None:
+def resume_saved_steps(turn: Transition) -> None:
     """Continue steps that waited for a snapshot, once it is complete."""
     for run in turn.state.active_runs:
         if run.phase is RunPhase.TRAINING and run.step is not None:
             _step_done(turn, run, run.step)
 
 
-def look_after_held(turn: Turn) -> None:
+def resume_held_runs(turn: Transition) -> None:
     """Continue runs that wait between two steps, once the cause is gone."""
     for run in turn.state.active_runs:
-        if is_held(run):
+        if is_between_steps(run):
             _grow_or_plan(turn, run)
 
 
-def look_after_results(turn: Turn) -> None:
+def save_leaving_results(turn: Transition) -> None:
     """Save finished runs whose result would leave with its peers before the client came."""
     for run in tuple(turn.state.runs.values()):
         if run.saving.is_under_way or not takes_result_along(turn.state, run):
@@ -266,14 +266,14 @@ def look_after_results(turn: Turn) -> None:
             _save(turn, run)
 
 
-def _step_done(turn: Turn, run: Run, step: PlannedStep) -> None:
+def _step_done(turn: Transition, run: Run, step: PlannedStep) -> None:
     """Commit the step once all peers are ready and the evaluated weights are saved."""
     if len(step.ready) < len(run.peers) or not step.ready.keys() >= set(run.peers):
         return
     wrong = wrong_norms(turn.state, run, step)
     if wrong:
         why = Reason(kind=ReasonKind.WRONG_NORM)
-        attempts.do_without(turn, run, dict.fromkeys(wrong, why))
+        attempts.suspend_and_continue(turn, run, dict.fromkeys(wrong, why))
         return
     if _waits_for_snapshot(run, turn.now_s):
         return
@@ -299,7 +299,7 @@ def _waits_for_snapshot(run: Run, now_s: float) -> bool:
     return run.committed_steps in on_their_way and not is_late
 
 
-def stage_exported(turn: Turn, run: Run, peer_id: PeerId, message: StageExported) -> None:
+def stage_exported(turn: Transition, run: Run, peer_id: PeerId, message: StageExported) -> None:
     """Record an exported stage; the last one completes the result."""
     if run.phase is not RunPhase.EXPORTING:
         return
@@ -308,31 +308,31 @@ def stage_exported(turn: Turn, run: Run, peer_id: PeerId, message: StageExported
     if exported.keys() >= set(run.peers):
         _finish(turn, run)
     else:
-        turn.put(run)
+        turn.save_run(run)
 
 
-def _moved(run: Run, peer_id: PeerId, turn: Turn) -> Run:
-    return run.with_awaited(run.attempt.awaited.moved(peer_id, turn.now_s))
+def _moved(run: Run, peer_id: PeerId, turn: Transition) -> Run:
+    return run.with_awaited(run.attempt.awaited.with_progress(peer_id, turn.now_s))
 
 
-def _finish(turn: Turn, run: Run) -> None:
+def _finish(turn: Transition, run: Run) -> None:
     """Finish the run without the results of outvoted replicas."""
     outvoted = outvoted_results(turn.state, run)
-    run = blame.settle(turn, run, run.committed_steps)
+    run = blame.settle_failures(turn, run, run.committed_steps)
     run = without_results_of(run, outvoted)
-    turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.result_ready(run)))
+    turn.save_run(replace(run, phase=RunPhase.FINISHED, detail=losses.result_ready(run)))
     for peer in outvoted:  # not suspended: other hardware computes other last bits
         attempts.release(turn, run, peer, ReasonKind.RELEASED_OUTVOTED)
 
 
-def _plan_or_export(turn: Turn, run: Run) -> None:
+def _plan_or_export(turn: Transition, run: Run) -> None:
     run = _admit(turn, run)
     if not is_trained(run):
         run = _unless_it_moves(turn, run)
         if moving.awaits_move(run):
             _move(turn, run)
             return
-        left = held_for(turn.state, run, turn.now_s) if run.step is None else None
+        left = reason_to_hold(turn.state, run, turn.now_s) if run.step is None else None
         why = left or (_paused(run) if run.step is None else None)
         if why is not None:
             _hold(turn, run, why, saves=left is not None)
@@ -352,7 +352,7 @@ def _paused(run: Run) -> Reason | None:
     return paused if run.steering.is_paused else None
 
 
-def _hold(turn: Turn, run: Run, why: Reason, *, saves: bool) -> None:
+def _hold(turn: Transition, run: Run, why: Reason, *, saves: bool) -> None:
     """Plan no step, because the run is paused or a peer that it needs leaves.
 
     The waiting time counts from the first time with this kind of reason at this step.
@@ -365,9 +365,9 @@ def _hold(turn: Turn, run: Run, why: Reason, *, saves: bool) -> None:
     """
     if run.detail != why:
         if run.detail is None or run.detail.wait != why.wait:
-            run = run.with_awaited(Awaited(since_s=turn.now_s))
+            run = run.with_awaited(PhaseProgress(since_s=turn.now_s))
         run = replace(run, detail=why)
-        turn.put(run)
+        turn.save_run(run)
     asked, steps = run.saving.asked, run.committed_steps
     is_asked = asked is not None and asked.step == steps and _asked_in_this_attempt(run)
     on_its_way = steps in {snapshot.step for snapshot in run.saving.unlisted}
@@ -375,68 +375,68 @@ def _hold(turn: Turn, run: Run, why: Reason, *, saves: bool) -> None:
         _save(turn, run)
 
 
-def _export(turn: Turn, run: Run) -> None:
+def _export(turn: Transition, run: Run) -> None:
     late = run.listeners
     staying = tuple(a for a in run.attempt.assignments if a.peer_id not in late)
-    awaited = Awaited(since_s=turn.now_s)
+    awaited = PhaseProgress(since_s=turn.now_s)
     attempt = replace(run.attempt, assignments=staying, learners=(), awaited=awaited)
     run = replace(run, attempt=attempt)
     if run.spec.train.takes_snapshots and run.past.saved is None:
         run = _save(turn, run)  # so that a lost result costs no training
-    turn.put(replace(run, phase=RunPhase.EXPORTING, detail=Reason(kind=ReasonKind.EXPORTING)))
+    turn.save_run(replace(run, phase=RunPhase.EXPORTING, detail=Reason(kind=ReasonKind.EXPORTING)))
     for peer in late:
         attempts.release(turn, run, peer, ReasonKind.RELEASED_LATE_JOINER)
     for peer in run.peers:
-        turn.say(peer, ExportStage(run_id=run.run_id))
+        turn.send(peer, ExportStage(run_id=run.run_id))
 
 
-def _admit(turn: Turn, run: Run) -> Run:
+def _admit(turn: Transition, run: Run) -> Run:
     """Count learners that have caught up as replicas from the next plan on."""
     caught_up = caught_up_of(run)
     run = with_caught_up(run)
     if caught_up is not None:
         run = replace(run, detail=caught_up)
-        turn.put(run)
+        turn.save_run(run)
     return run
 
 
-def _plan(turn: Turn, run: Run) -> None:
-    awaiting = run.with_awaited(Awaited(since_s=turn.now_s))
+def _plan(turn: Transition, run: Run) -> None:
+    awaiting = run.with_awaited(PhaseProgress(since_s=turn.now_s))
     run, plan = plan_step(awaiting, turn.now_s, turn.state.ways)
-    turn.keep(run)
+    turn.set_run(run)
     turn.write(PlanRecord(run.run_id, plan.step, plan.attempt, plan.microbatches))
     for peer in run.peers:
-        turn.say(peer, plan, tokens_for(run, plan, peer))
+        turn.send(peer, plan, tokens_for(run, plan, peer))
 
 
-def _evaluate(turn: Turn, run: Run, step: PlannedStep) -> Run:
+def _evaluate(turn: Transition, run: Run, step: PlannedStep) -> Run:
     """Write and publish the evaluation of a step, if it had one."""
     if not step.evaluation or not evaluates_at(run.spec.train, StepNumber(run.committed_steps)):
         return run
-    run, found = evaluated(run, step)
-    turn.keep(run)
+    run, found = with_evaluation(run, step)
+    turn.set_run(run)
     turn.write(EvaluationRecord(run.run_id, found, run.past.judged))
     reason = Reason(kind=ReasonKind.EVALUATED, step=found.step, value=found.loss)
-    turn.happened(EventKind.RUN_EVALUATED, run, reason=reason, to_step=found.step)
+    turn.emit(EventKind.RUN_EVALUATED, run, reason=reason, to_step=found.step)
     turn.publish(run.run_id, found)
     return run
 
 
-def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
+def _commit(turn: Transition, run: Run, step: PlannedStep) -> Run:
     before = run
-    settled = blame.settle(turn, run, run.committed_steps)
+    settled = blame.settle_failures(turn, run, run.committed_steps)
     run, committed, commit = commit_step(settled, step, turn.now_s, turn.state.link_caps)
-    turn.keep(run)
+    turn.set_run(run)
     turn.write(CommitRecord(run.run_id, committed, commit, run.past.sent, run.past.traffic))
     turn.write_ledger(before, run)
     credit(turn, before, step, committed)
     for peer in run.peers:
-        turn.say(peer, commit)
+        turn.send(peer, commit)
     turn.publish(run.run_id, committed)
-    return follow_quality(turn, run, committed.step, excess_of(before, step))
+    return follow_quality(turn, run, committed.step, compression_excess(before, step))
 
 
-def _go_on(turn: Turn, run: Run) -> None:
+def _go_on(turn: Transition, run: Run) -> None:
     """Continue after a commit: save if it is due, admit newcomers, and plan."""
     is_last = run.committed_steps >= run.spec.train.num_steps
     gives = bool(_wanted(turn, run))  # the next attempt requests the snapshot
@@ -450,14 +450,14 @@ def _go_on(turn: Turn, run: Run) -> None:
     _grow_or_plan(turn, run)
 
 
-def _wanted(turn: Turn, run: Run) -> Collection[PeerId]:
+def _wanted(turn: Transition, run: Run) -> Collection[PeerId]:
     """Return replicas of the run that a waiting run gets now."""
     if run.committed_steps >= run.spec.train.num_steps:
         return ()
-    return shared(turn.state, turn.now_s).to_give.get(run.run_id, ())
+    return allocate_members(turn.state, turn.now_s).to_give.get(run.run_id, ())
 
 
-def _grow_or_plan(turn: Turn, run: Run) -> None:
+def _grow_or_plan(turn: Transition, run: Run) -> None:
     """Admit newcomers and release leavers between two steps, or plan the next step."""
     wanted = _wanted(turn, run)
     if wanted:
@@ -469,29 +469,31 @@ def _grow_or_plan(turn: Turn, run: Run) -> None:
         _move(turn, run)
         return
     caught_up = with_caught_up(run)
-    able = able_for(shared(turn.state, turn.now_s).of(turn.state, run), caught_up, turn.now_s)
-    is_left = gone_from(turn.state, caught_up, turn.now_s) or has_successors(able, run)
+    able = eligible_members(
+        allocate_members(turn.state, turn.now_s).view_for(turn.state, run), caught_up, turn.now_s
+    )
+    is_left = dispensable_leavers(turn.state, caught_up, turn.now_s) or has_successors(able, run)
     if run.steering.is_paused and not is_left:
         _plan_or_export(turn, run)  # newcomers are admitted when the run resumes
         return
     fewer = with_successors_free(able, with_some_let_go(able, run))
     grown = with_newcomers(able, fewer)
-    if not is_last and gone_from(turn.state, caught_up, turn.now_s):
-        attempts.interrupt(turn, leaving.with_leavers(turn, caught_up))
+    if not is_last and dispensable_leavers(turn.state, caught_up, turn.now_s):
+        attempts.interrupt(turn, drain.with_leavers(turn, caught_up))
     elif not is_last and grown is not run:
         attempts.interrupt(turn, _let_go(turn, run, fewer, grown))
     else:
         _plan_or_export(turn, run)
 
 
-def _is_to_make_room(turn: Turn, run: Run) -> bool:
+def _is_to_make_room(turn: Transition, run: Run) -> bool:
     """Whether a repartition needs a new snapshot, and none is under way."""
-    if run.saving.is_under_way or not saves_when_asked(turn.state, run):
+    if run.saving.is_under_way or not can_take_snapshots(turn.state, run):
         return False
     return makes_room(turn.state, run, turn.now_s)
 
 
-def _make_room(turn: Turn, run: Run) -> None:
+def _make_room(turn: Transition, run: Run) -> None:
     """Repartition the run from its new snapshot, if a waiting run can begin then."""
     if run.phase is RunPhase.TRAINING and makes_room(turn.state, run, turn.now_s):
         step = run.past.rolled_back.committed_steps
@@ -504,27 +506,27 @@ def _make_room(turn: Turn, run: Run) -> None:
 # ---- repartitions for speed, see `plan.moving`
 
 
-def _looked_for_better_stages(turn: Turn, run: Run) -> Run:
+def _looked_for_better_stages(turn: Transition, run: Run) -> Run:
     """Return the run with its repartition, if one pays."""
     if not moving.is_to_look(turn.state, run, turn.now_s):
         return run
     run = replace(run, moves=replace(run.moves, looked_s=turn.now_s))
     better = moving.better_stages(turn.state, run, turn.now_s)
     run = run if better is None else replace(run, moving=better)
-    turn.keep(run)
+    turn.set_run(run)
     return run
 
 
-def _unless_it_moves(turn: Turn, run: Run) -> Run:
+def _unless_it_moves(turn: Transition, run: Run) -> Run:
     """Return the run without a repartition that has become impossible."""
-    if not moving.awaits_move(run) or moving.stands(turn.state, run, turn.now_s):
+    if not moving.awaits_move(run) or moving.is_possible(turn.state, run, turn.now_s):
         return run
     run = replace(run, moving=None, detail=Reason(kind=ReasonKind.MOVE_IMPOSSIBLE))
-    turn.put(run)
+    turn.save_run(run)
     return run
 
 
-def _move(turn: Turn, run: Run) -> None:
+def _move(turn: Transition, run: Run) -> None:
     """Continue on new stages once a snapshot of this step is complete; plan no step before.
 
     So no step is repeated. A fault meanwhile is an ordinary one: until the run gives up its old
@@ -534,17 +536,17 @@ def _move(turn: Turn, run: Run) -> None:
         why = Reason(kind=ReasonKind.MOVE_SAVES_FIRST, step=run.committed_steps)
         _hold(turn, run, why, saves=True)
         return
-    moved, stages = moving.moved(run, run.moving), [stage.layers for stage in run.stages]
-    turn.happened(EventKind.RUN_MOVED, run, reason=moved, to_step=run.committed_steps)
+    moved, stages = moving.moved_reason(run, run.moving), [stage.layers for stage in run.stages]
+    turn.emit(EventKind.RUN_MOVED, run, reason=moved, to_step=run.committed_steps)
     staying = {assignment.peer_id for assignment in run.moving.assignments}
     leavers = [peer for peer in run.peers if peer not in staying]
-    run = replace(moving.begun(run, turn.now_s), phase=RunPhase.WAITING, detail=moved)
+    run = replace(moving.with_begun_move(run, turn.now_s), phase=RunPhase.WAITING, detail=moved)
     attempts.go_back(turn, run, moved, stages)
     for peer in leavers:
         attempts.release(turn, run, peer, ReasonKind.RELEASED_MOVED)
 
 
-def _give(turn: Turn, run: Run, peers: Collection[PeerId]) -> None:
+def _give(turn: Transition, run: Run, peers: Collection[PeerId]) -> None:
     """Release replicas to a run that can begin with them, see `sharing`."""
     released = [a.peer_id for a in run.attempt.assignments if a.peer_id in peers]
     for peer in released:
@@ -556,7 +558,7 @@ def _give(turn: Turn, run: Run, peers: Collection[PeerId]) -> None:
         attempts.release(turn, run, peer, ReasonKind.RELEASED_GIVEN)
 
 
-def _let_go(turn: Turn, run: Run, fewer: Run, grown: Run) -> Run:
+def _let_go(turn: Transition, run: Run, fewer: Run, grown: Run) -> Run:
     """Release peers without work, and return the run for its next attempt.
 
     The next attempt finds newcomers again, among them peers that move to other layers.
@@ -565,7 +567,7 @@ def _let_go(turn: Turn, run: Run, fewer: Run, grown: Run) -> Run:
     newcomers = tuple(peer for peer in grown.peers if peer not in run.peers)
     changes = [Reason(kind=ReasonKind.PEERS_JOIN, peers=newcomers)] if newcomers else []
     freed = (a for a in run.attempt.assignments if a.peer_id not in fewer.peers)
-    passed = {stage.layers for stage in passed_by(run)}
+    passed = {stage.layers for stage in bypassed_stages(run)}
     for peer, layers in ((a.peer_id, a.layers) for a in freed):
         is_done = layers in passed
         why = Reason(kind=ReasonKind.LAYERS_DONE if is_done else ReasonKind.STAGE_LEFT)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.facts.events import ContributionRecord, Turn
+from swarm_ft.coordinator.facts.events import ContributionRecord, Transition
 from swarm_ft.coordinator.facts.state import PlannedStep, Run, SentTraffic
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import StepCommitted
@@ -17,7 +17,7 @@ MAX_CONTRIBUTIONS = 4096
 """Members that are remembered; of more, those with the fewest samples are dropped."""
 
 
-def credit(turn: Turn, run: Run, step: PlannedStep, committed: StepCommitted) -> None:
+def credit(turn: Transition, run: Run, step: PlannedStep, committed: StepCommitted) -> None:
     """Count each peer's contribution to a step at its commit.
 
     Args:
@@ -47,7 +47,7 @@ def credit(turn: Turn, run: Run, step: PlannedStep, committed: StepCommitted) ->
     turn.write(ContributionRecord(newest_sums, forgotten, newest))
 
 
-def count_sent(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
+def count_sent(turn: Transition, peer_id: PeerId, message: FromPeer) -> None:
     """Count all bytes that a member sent in its session, as it reports; write nothing yet.
 
     The member reports the sum of its session each time, so nothing is lost if the coordinator ends
@@ -69,7 +69,7 @@ def count_sent(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
         turn.state = replace(turn.state, sent_traffic=sent)
 
 
-def write_sent(turn: Turn, peer_id: PeerId) -> None:
+def write_sent(turn: Transition, peer_id: PeerId) -> None:
     """Write the count of a leaving member's sent bytes."""
     sent = turn.state.sent_traffic.get(peer_id)
     if sent is not None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from swarm_ft.coordinator.decide import attempts
-from swarm_ft.coordinator.facts.events import Turn
+from swarm_ft.coordinator.facts.events import Transition
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.protocol.messages.client import RunPhase
 
@@ -14,7 +14,7 @@ MAX_RUNS_OVER = 256
 """Collected, cancelled and failed runs that are remembered; older submissions are dropped."""
 
 
-def expire_results(turn: Turn) -> None:
+def expire_results(turn: Transition) -> None:
     """End runs whose result nobody fetched for too long, so that peers may delete it.
 
     The time counts from the run's end, or from the coordinator's start.
@@ -24,15 +24,15 @@ def expire_results(turn: Turn) -> None:
         since_s = run.finished_since_s
         if run.phase is not RunPhase.FINISHED:
             if since_s != math.inf:  # its result was lost, and is made again
-                turn.keep(replace(run, finished_since_s=math.inf))
+                turn.set_run(replace(run, finished_since_s=math.inf))
         elif since_s == math.inf:
-            turn.keep(replace(run, finished_since_s=turn.now_s))
+            turn.set_run(replace(run, finished_since_s=turn.now_s))
         elif turn.now_s - since_s >= result_s:
             expired = Reason(kind=ReasonKind.RESULT_EXPIRED, amount=result_s)
             attempts.end(turn, run, RunPhase.FAILED, expired)
 
 
-def forget(turn: Turn) -> None:
+def forget(turn: Transition) -> None:
     """Remove the oldest runs that are over."""
     over = [run for run in turn.state.runs.values() if run.phase > RunPhase.FINISHED]
     for run in over[:-MAX_RUNS_OVER]:

@@ -7,18 +7,18 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import attempts
-from swarm_ft.coordinator.facts.events import Turn
+from swarm_ft.coordinator.facts.events import Transition
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, several
 from swarm_ft.coordinator.facts.state import AttemptState, Run, SwarmState
 from swarm_ft.coordinator.plan.agreement import differing_results
+from swarm_ft.coordinator.plan.allocation import share_of
 from swarm_ft.coordinator.plan.lateness import late_peers, overdue_peers
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
-    arrangement,
+    find_placement,
     lost_parts,
 )
 from swarm_ft.coordinator.plan.routes import longest_s
-from swarm_ft.coordinator.plan.sharing import share_of
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.pipeline import PARTS
 from swarm_ft.protocol.messages.client import RunPhase
@@ -37,14 +37,14 @@ def result_ready(run: Run) -> Reason:
     return Reason(kind=ReasonKind.RESULT_READY, layers=differing_results(run))
 
 
-def holder_gone(turn: Turn, peer_id: PeerId, *, away_since_s: float) -> None:
+def holder_gone(turn: Transition, peer_id: PeerId, *, away_since_s: float) -> None:
     """Record that a peer went away, in finished runs whose result it may have."""
     for run in _finished(turn):
         if peer_id in run.peers:
-            turn.keep(run.with_away({**run.attempt.away_since_s, peer_id: away_since_s}))
+            turn.set_run(run.with_away({**run.attempt.away_since_s, peer_id: away_since_s}))
 
 
-def look_after(turn: Turn) -> None:
+def reconcile_results(turn: Transition) -> None:
     """Check whether results are still there, and repeat those that are lost."""
     for run in _finished(turn):
         lost = lost_parts(turn.state, run, turn.now_s)
@@ -61,23 +61,23 @@ def _could_begin(state: SwarmState, run: Run, now_s: float) -> bool:
     """Whether there are peers for it, including those with the rest of its result."""
     again = replace(run, phase=RunPhase.WAITING, past=run.past.rolled_back, attempt=AttemptState())
     able = share_of(state.with_run(again), again, now_s)
-    return bool(arrangement(able, again, now_s).assignments)
+    return bool(find_placement(able, again, now_s).assignments)
 
 
-def _finished(turn: Turn) -> list[Run]:
+def _finished(turn: Transition) -> list[Run]:
     return [run for run in turn.state.runs.values() if run.phase is RunPhase.FINISHED]
 
 
-def _make_again(turn: Turn, run: Run, lost: Sequence[LayerRange]) -> None:
+def _make_again(turn: Transition, run: Run, lost: Sequence[LayerRange]) -> None:
     step = run.past.rolled_back.committed_steps
     detail = replace(_result_lost(lost), step=step)
     run = replace(run, phase=RunPhase.WAITING, detail=detail)
     attempts.go_back(turn, run, _result_lost(lost), lost)
 
 
-def _set_detail(turn: Turn, run: Run, detail: Reason) -> None:
+def _set_detail(turn: Transition, run: Run, detail: Reason) -> None:
     if run.detail != detail:
-        turn.put(replace(run, detail=detail))
+        turn.save_run(replace(run, detail=detail))
 
 
 def _result_lost(lost: Sequence[LayerRange]) -> Reason:
@@ -134,19 +134,19 @@ def _run_postponed(run: Run, gap_s: float) -> Run:
     )
 
 
-def tell(turn: Turn) -> None:
+def publish_notices(turn: Transition) -> None:
     """Publish a notice about silent or late peers, while there are any."""
     for run in turn.state.going_runs:
         notice = _notice(turn, run) if run.phase.is_working else None
         if notice != run.notice:
             noticed = replace(run, notice=notice)
-            turn.keep(noticed)
+            turn.set_run(noticed)
             turn.publish(run.run_id, noticed)
             if notice:
-                turn.happened(EventKind.PEER_SILENT, noticed, reason=notice)
+                turn.emit(EventKind.PEER_SILENT, noticed, reason=notice)
 
 
-def _notice(turn: Turn, run: Run) -> Reason | None:
+def _notice(turn: Transition, run: Run) -> Reason | None:
     members, overdue = turn.state.members, overdue_peers(turn.state, run, turn.now_s)
     noticed = []
     for stage in run.attempt.assignments:
@@ -162,7 +162,7 @@ def _notice(turn: Turn, run: Run) -> Reason | None:
 # ---- peers that delay the others, see `lateness`
 
 
-def drop_late(turn: Turn) -> None:
+def drop_late(turn: Transition) -> None:
     """Continue without late peers that the others can do without.
 
     Where a peer is overdue the other peers are ready: these are the control. A learner that takes
@@ -172,7 +172,7 @@ def drop_late(turn: Turn) -> None:
         late = late_peers(turn.state, run, turn.now_s) if run.phase.is_working else {}
         if late:
             taking = late.keys() - overdue_peers(turn.state, run, turn.now_s).keys()
-            attempts.do_without(turn, run, late, no_control=taking)
+            attempts.suspend_and_continue(turn, run, late, no_control=taking)
 
 
 # ---- a peer that becomes slow within a step is relieved in that step, if it has replicas
@@ -184,21 +184,21 @@ MEASURED_AT_LEAST = 3
 """Steps before a peer's speed is known well enough."""
 
 
-def heard(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
+def on_heartbeat(turn: Transition, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     """Record a peer's progress; divide its share again if the others would wait for long."""
     is_of_step = run.phase is RunPhase.TRAINING and alive.step == run.committed_steps
     is_current = run.phase is RunPhase.LOADING or is_of_step
     if not is_current or alive.attempt != run.attempt.number:
         return
     parts_begun = min(alive.parts_begun, _num_parts(run, peer_id)) if is_of_step else 0
-    awaited = run.attempt.awaited.told(peer_id, alive.waits_for, parts_begun, turn.now_s)
+    awaited = run.attempt.awaited.with_report(peer_id, alive.waits_for, parts_begun, turn.now_s)
     run = run.with_awaited(awaited)
-    turn.keep(run)
+    turn.set_run(run)
     if is_of_step:
         _relieve(turn, run, peer_id, alive)
 
 
-def _relieve(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
+def _relieve(turn: Transition, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     seconds = _seconds_each(run, peer_id, alive, turn.now_s)
     if seconds is None:
         return
@@ -208,7 +208,7 @@ def _relieve(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     detail = Reason(
         kind=ReasonKind.PEER_RELIEVED, peers=(peer_id,), amount=seconds, limit=longest_s(usual)
     )
-    turn.happened(EventKind.PEER_RELIEVED, run, peer_id, reason=detail)
+    turn.emit(EventKind.PEER_RELIEVED, run, peer_id, reason=detail)
     attempts.interrupt(turn, replace(run, measured=measured, detail=detail))
 
 

@@ -40,10 +40,10 @@ from swarm_ft.coordinator.decide import (
     attempts,
     blame,
     commits,
+    drain,
     history,
-    keeping,
-    leaving,
     losses,
+    snapshot_keepers,
     steering,
 )
 from swarm_ft.coordinator.decide.contributions import count_sent, write_sent
@@ -65,25 +65,25 @@ from swarm_ft.coordinator.facts.events import (
     SnapshotWritten,
     Tick,
     TokensLost,
-    Turn,
+    Transition,
 )
 from swarm_ft.coordinator.facts.messages import Release
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, error_of, several
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
+from swarm_ft.coordinator.plan.allocation import share_of
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     holds_last_commit,
     is_wanted,
     knows_of,
     loss_of,
-    may_hold_it,
+    may_hold_last_commit,
     missed_last_commit,
     with_exports_of,
     with_newcomers,
     without_misfit,
     without_state,
 )
-from swarm_ft.coordinator.plan.sharing import share_of
 from swarm_ft.coordinator.plan.steps import report_refusal
 from swarm_ft.errors import (
     BadInput,
@@ -107,7 +107,7 @@ from swarm_ft.protocol.messages.control import (
     PeerGoodbye,
     PeerHello,
     PeerLeaving,
-    PeerWorks,
+    PeerResumed,
     ShardKept,
     ShardLost,
     StageExported,
@@ -133,25 +133,25 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         now_s: Monotonic seconds.
     """
     if isinstance(event, RunAborted):  # decide nothing else: that may raise again
-        turn = Turn(state, now_s)
+        turn = Transition(state, now_s)
         aborted = Reason(kind=ReasonKind.RUN_ABORTED, text=event.reason)
         _end(turn, event.run_id, RunPhase.FAILED, aborted)
         return turn.state, turn.effects
-    turn = Turn(losses.after_gap(state, now_s), now_s)
+    turn = Transition(losses.after_gap(state, now_s), now_s)
     _take_in(turn, event)
-    keeping.look_after(turn)
-    commits.look_after_saving(turn)
-    commits.look_after_held(turn)
-    commits.look_after_results(turn)
-    losses.look_after(turn)
-    leaving.look_after(turn)
+    snapshot_keepers.reconcile(turn)
+    commits.resume_saved_steps(turn)
+    commits.resume_held_runs(turn)
+    commits.save_leaving_results(turn)
+    losses.reconcile_results(turn)
+    drain.reconcile(turn)
     attempts.advance(turn)
     _place_waiting(turn, event)
-    leaving.tell(turn)
+    drain.send_progress(turn)
     return turn.state, turn.effects
 
 
-def _take_in(turn: Turn, event: Event) -> None:
+def _take_in(turn: Transition, event: Event) -> None:
     match event:
         case PeerJoined(hello, grant):
             _joined(turn, hello, grant)
@@ -161,13 +161,13 @@ def _take_in(turn: Turn, event: Event) -> None:
             lost = Reason(kind=ReasonKind.PEER_DISCONNECTED)
             _peer_gone(turn, peer_id, lost, away_since_s=turn.now_s)
         case RunSubmitted():
-            turn.put(_run_of(event))
+            turn.save_run(_run_of(event))
         case RunCancelled() | ResultCollected():
             _done_with(turn, event)
         case RunPaused() | RunResumed() | RateChanged() | CodecsChanged():
             steering.steer(turn, event)
         case SnapshotWritten() | SnapshotLost():
-            commits.snapshot_listed(turn, event)
+            commits.on_snapshot_written(turn, event)
         case TokensLost(run_id, message):
             unreadable = Reason(kind=ReasonKind.DATA_UNREADABLE, text=message)
             _end(turn, run_id, RunPhase.FAILED, unreadable)
@@ -187,28 +187,28 @@ def _run_of(event: RunSubmitted) -> Run:
     )
 
 
-def _place_waiting(turn: Turn, event: Event) -> None:
+def _place_waiting(turn: Transition, event: Event) -> None:
     """Place waiting runs; a peer's message alone frees no peers if it had no effects."""
     if turn.effects or not isinstance(event, PeerSaid):
         attempts.place_waiting(turn)
 
 
-def _time_passed(turn: Turn) -> None:
+def _time_passed(turn: Transition) -> None:
     _dismiss_silent(turn)
-    keeping.look_after_whole(turn)
+    snapshot_keepers.reconcile_complete(turn)
     attempts.expire(turn)
     history.expire_results(turn)
     history.forget(turn)
     losses.drop_late(turn)
-    losses.tell(turn)
-    attempts.tell_idle(turn)
+    losses.publish_notices(turn)
+    attempts.send_idle_reasons(turn)
 
 
 # ---- messages of peers
 
 
-def _on_peer_message(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
-    turn.state = turn.state.with_heard(peer_id, turn.now_s)
+def _on_peer_message(turn: Transition, peer_id: PeerId, message: FromPeer) -> None:
+    turn.state = turn.state.with_message_at(peer_id, turn.now_s)
     count_sent(turn, peer_id, message)
     own = {run.run_id: run for run in turn.state.runs_of(peer_id)}
     run = own.get(getattr(message, "run_id", None) or _NO_RUN)
@@ -216,8 +216,8 @@ def _on_peer_message(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
         case PeerGoodbye():
             left = Reason(kind=ReasonKind.PEER_LEFT)
             _peer_gone(turn, peer_id, left, EventKind.PEER_LEFT, away_since_s=-math.inf)
-        case PeerLeaving() | PeerWorks():
-            leaving.said(turn, peer_id, message)
+        case PeerLeaving() | PeerResumed():
+            drain.on_message(turn, peer_id, message)
         case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
             _ready(turn, run, peer_id, message)
         case StageOffered() | CaughtUp() if run and _is_current(run, peer_id, message):
@@ -225,9 +225,9 @@ def _on_peer_message(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
         case StageFailed():
             _stage_failed(turn, peer_id, message)
         case StageSaved() | StageUnsaved():
-            commits.stage_saved(turn, peer_id, message)
+            commits.on_stage_saved(turn, peer_id, message)
         case ShardKept() | ShardLost():
-            keeping.said(turn, peer_id, message)
+            snapshot_keepers.on_message(turn, peer_id, message)
         case PeerAlive():
             _alive(turn, run, peer_id, message)
         case StageExported() if run:
@@ -236,10 +236,10 @@ def _on_peer_message(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             pass  # it belongs to an attempt, or a run, that is over
 
 
-def _alive(turn: Turn, run: Run | None, peer_id: PeerId, message: PeerAlive) -> None:
+def _alive(turn: Transition, run: Run | None, peer_id: PeerId, message: PeerAlive) -> None:
     turn.state = turn.state.with_links(peer_id, message.links)
     if run:
-        losses.heard(turn, run, peer_id, message)
+        losses.on_heartbeat(turn, run, peer_id, message)
 
 
 def _is_current(
@@ -251,18 +251,20 @@ def _is_current(
     return named == (run.run_id, run.attempt.number) and peer_id in run.peers
 
 
-def _handed_over(turn: Turn, run: Run, peer_id: PeerId, message: StageOffered | CaughtUp) -> None:
+def _handed_over(
+    turn: Transition, run: Run, peer_id: PeerId, message: StageOffered | CaughtUp
+) -> None:
     if isinstance(message, StageOffered):
-        attempts.offered(turn, run, peer_id, message)
+        attempts.on_stage_offered(turn, run, peer_id, message)
     else:
-        attempts.caught_up(turn, run, peer_id, message)
+        attempts.on_caught_up(turn, run, peer_id, message)
 
 
-def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepReady) -> None:
+def _ready(turn: Transition, run: Run, peer_id: PeerId, message: StageReady | StepReady) -> None:
     refusal = report_refusal(run, peer_id, message)
     if refusal is not None:
         why = Reason(kind=ReasonKind.INVALID_REPORT, parts=(refusal,))
-        turn.keep(blame.count(turn, run, peer_id, why))
+        turn.set_run(blame.count(turn, run, peer_id, why))
         _peer_gone(turn, peer_id, why, EventKind.PEER_REFUSED, away_since_s=-math.inf)
         turn.dismiss(peer_id, MalformedMessage, replace(why, peers=(peer_id,)))
     elif isinstance(message, StageReady):
@@ -271,7 +273,7 @@ def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepRead
         commits.step_ready(turn, run, peer_id, message)
 
 
-def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
+def _stage_failed(turn: Transition, peer_id: PeerId, failed: StageFailed) -> None:
     """Handle one peer's failure; a single report may affect this peer, and never end the run.
 
     A peer that cannot host the run cannot in any attempt; all other failures concern the present
@@ -297,42 +299,42 @@ def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
         _failed(turn, run, peer_id, error, failed.about)
 
 
-def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
+def _cannot_host(turn: Transition, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     """Continue the run without this peer, which stays available for others."""
     misfit = Reason(kind=ReasonKind.PEER_MISFIT, code=error.code, text=error.message)
     misfits = MappingProxyType({**run.misfits, peer_id: misfit})
     run = replace(without_state(run, peer_id), misfits=misfits)
     if peer_id not in run.peers:
-        turn.keep(run)
+        turn.set_run(run)
         return
     cause = replace(misfit, kind=ReasonKind.CANNOT_HOST)
     run = replace(run, detail=loss_of(turn.state, run, peer_id, cause))
-    if attempts.asks_on(turn, run):
-        turn.put(run)
+    if attempts.keeps_polling(turn, run):
+        turn.save_run(run)
     else:
         attempts.interrupt(turn, run)
 
 
-def _on_nonfinite_report(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
+def _on_nonfinite_report(turn: Transition, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     """Have others do the step, where they can; if they fail too, the run diverged, see `blame`.
 
     Reports of peers on probation end no run: in an open swarm anybody could end one.
     """
-    if not turn.state.carries(peer_id):
-        run = blame.doubt(turn, run, peer_id, error_of(error, ReasonKind.PEER_ERROR))
+    if not turn.state.may_host_alone(peer_id):
+        run = blame.record_doubt(turn, run, peer_id, error_of(error, ReasonKind.PEER_ERROR))
         alone = error_of(error, ReasonKind.UNCONFIRMED_ERROR)
-        attempts.do_without(turn, run, {peer_id: alone}, no_control={peer_id})
+        attempts.suspend_and_continue(turn, run, {peer_id: alone}, no_control={peer_id})
         return
     run, ends_for = blame.suspect(turn, run, peer_id, error)
     if ends_for is not None:
         attempts.end(turn, run, RunPhase.FAILED, ends_for)
         return
     reason = error_of(error, ReasonKind.PEER_ERROR)
-    run = blame.doubt(turn, run, peer_id, reason)
+    run = blame.record_doubt(turn, run, peer_id, reason)
     attempts.interrupt(turn, replace(run, detail=replace(reason, peers=(peer_id,))))
 
 
-def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
+def _lost(turn: Transition, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     """Plan the step again after a peer dropped buffers to make room, at most once a step.
 
     This is no failure. In the next attempt the peer reports its inventory, and the plan follows it.
@@ -343,7 +345,7 @@ def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
 
 
 def _failed(
-    turn: Turn, run: Run, peer_id: PeerId, error: SwarmError, about: PeerId | None = None
+    turn: Transition, run: Run, peer_id: PeerId, error: SwarmError, about: PeerId | None = None
 ) -> None:
     """Retry after a peer's own failure, or a neighbour's that it cannot reach.
 
@@ -362,12 +364,12 @@ def _failed(
         run = replace(without_state(run, peer_id), not_before_s=turn.now_s)
     elif peer_id in run.listeners and not isinstance(error, Unavailable):
         run = without_state(run, peer_id)  # a sum is lost, or the state is inconsistent
-    is_credible = about in run.peers and about != peer_id and turn.state.carries(peer_id)
+    is_credible = about in run.peers and about != peer_id and turn.state.may_host_alone(peer_id)
     ends = {peer_id: ""} | ({about: peer_id} if about is not None and is_credible else {})
     has_control = not isinstance(error, OutOfMemory)
     for end, by in ends.items():
         run = blame.count(turn, run, end, reason, by=by, has_control=has_control)
-        if run.is_without(end, turn.now_s):
+        if run.has_suspended(end, turn.now_s):
             details.append(Reason(kind=ReasonKind.SUSPENDED, peers=(end,)))
     attempts.interrupt(turn, replace(run, detail=several(details)))
 
@@ -375,7 +377,7 @@ def _failed(
 # ---- peers that join and leave
 
 
-def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
+def _joined(turn: Transition, hello: PeerHello, grant: Grant) -> None:
     if hello.layers is not None and not grant.covers(hello.layers):
         granted = () if grant.layers is None else (grant.layers,)
         refusal = Reason(
@@ -399,7 +401,7 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
         peers=(hello.peer_id,),
         layers=(hello.layers,) if hello.layers else (),
     )
-    turn.happened(EventKind.PEER_JOINED, None, hello.peer_id, reason=joined)
+    turn.emit(EventKind.PEER_JOINED, None, hello.peer_id, reason=joined)
     for run in turn.state.going_runs:
         _on_peer_rejoined(turn, run, hello)
     for stage in hello.held:
@@ -409,12 +411,12 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
                 reason=Reason(kind=ReasonKind.RELEASED_UNUSED),
                 is_over=_is_over(turn.state, stage.run_id),
             )
-            turn.say(hello.peer_id, release)
-    keeping.joined(turn, hello)
+            turn.send(hello.peer_id, release)
+    snapshot_keepers.joined(turn, hello)
     for run_id in hello.kept_runs:
         if _is_over(turn.state, run_id):
             reason = Reason(kind=ReasonKind.RELEASED_OVER)
-            turn.say(hello.peer_id, Release(run_id=run_id, reason=reason, is_over=True))
+            turn.send(hello.peer_id, Release(run_id=run_id, reason=reason, is_over=True))
 
 
 def _is_over(state: SwarmState, run_id: RunId) -> bool:
@@ -423,7 +425,7 @@ def _is_over(state: SwarmState, run_id: RunId) -> bool:
     return run is not None and run.phase > RunPhase.FINISHED
 
 
-def _on_peer_rejoined(turn: Turn, run: Run, hello: PeerHello) -> None:
+def _on_peer_rejoined(turn: Transition, run: Run, hello: PeerHello) -> None:
     """Handle a peer that joined a run's swarm again; its inventory determines its use."""
     peer, before, held = hello.peer_id, run, hello.held_of(run.run_id)
     is_loading = run.phase is RunPhase.LOADING
@@ -432,9 +434,9 @@ def _on_peer_rejoined(turn: Turn, run: Run, hello: PeerHello) -> None:
     run = without_state(run, peer)
     holds = dict(run.past.holds)
     if held and missed_last_commit(run, held, peer) and run.past.last_commit:
-        turn.say(peer, run.past.last_commit)
+        turn.send(peer, run.past.last_commit)
         holds[peer] = run.committed_steps
-    elif held and holds_last_commit(run, held) and may_hold_it(before, peer):
+    elif held and holds_last_commit(run, held) and may_hold_last_commit(before, peer):
         holds[peer] = run.committed_steps
     away = {name: since for name, since in run.attempt.away_since_s.items() if name != peer}
     run = run.with_holds(holds).with_away(away)
@@ -443,15 +445,15 @@ def _on_peer_rejoined(turn: Turn, run: Run, hello: PeerHello) -> None:
         detail = run.detail if run.phase is RunPhase.WAITING else joins
         attempts.interrupt(turn, replace(run, detail=detail))
     else:
-        turn.keep(run)
+        turn.set_run(run)
 
 
-def _grows(turn: Turn, run: Run) -> bool:
+def _grows(turn: Transition, run: Run) -> bool:
     """Whether a member can join the run's stages."""
     return with_newcomers(share_of(turn.state, run, turn.now_s), run) is not run
 
 
-def _dismiss_silent(turn: Turn) -> None:
+def _dismiss_silent(turn: Transition) -> None:
     """Dismiss members that sent no message for too long."""
     for peer_id, member in turn.state.members.items():
         silent_s = turn.now_s - member.heard_at_s
@@ -462,7 +464,7 @@ def _dismiss_silent(turn: Turn) -> None:
 
 
 def _peer_gone(
-    turn: Turn,
+    turn: Transition,
     peer_id: PeerId,
     why: Reason,
     kind: EventKind = EventKind.PEER_GONE,
@@ -478,7 +480,7 @@ def _peer_gone(
     given = turn.state.contribution_of(peer_id)
     for run in runs or (None,):
         reason = replace(why, peers=(peer_id,), given=given if given.steps else None)
-        turn.happened(kind, run, peer_id, reason=reason)
+        turn.emit(kind, run, peer_id, reason=reason)
     for run in runs:
         away = {**run.attempt.away_since_s, peer_id: away_since_s}
         detail = loss_of(turn.state, run, peer_id, why)
@@ -489,7 +491,7 @@ def _peer_gone(
 # ---- ends
 
 
-def _done_with(turn: Turn, event: RunCancelled | ResultCollected) -> None:
+def _done_with(turn: Transition, event: RunCancelled | ResultCollected) -> None:
     if isinstance(event, RunCancelled):
         by_operator, by_client = ReasonKind.CANCELLED_BY_OPERATOR, ReasonKind.CANCELLED_BY_CLIENT
         kind = by_operator if event.actor is Actor.OPERATOR else by_client
@@ -499,13 +501,13 @@ def _done_with(turn: Turn, event: RunCancelled | ResultCollected) -> None:
         _collected(turn, event.run_id)
 
 
-def _end(turn: Turn, run_id: RunId, phase: RunPhase, detail: Reason) -> None:
+def _end(turn: Transition, run_id: RunId, phase: RunPhase, detail: Reason) -> None:
     run = turn.state.runs.get(run_id)
     if run is not None and run.phase <= RunPhase.FINISHED:
         attempts.end(turn, run, phase, detail)
 
 
-def _collected(turn: Turn, run_id: RunId) -> None:
+def _collected(turn: Transition, run_id: RunId) -> None:
     run = turn.state.runs.get(run_id)
     if run is not None and run.phase is RunPhase.FINISHED:
         collected = Reason(kind=ReasonKind.RESULT_COLLECTED)

@@ -20,7 +20,7 @@ from swarm_ft.coordinator.facts.events import (
     RunPaused,
     RunRecord,
     RunResumed,
-    Turn,
+    Transition,
 )
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import RateChange, Run
@@ -34,7 +34,7 @@ _WORTH = 1.1
 """Ratio of quantisation steps above which a change of codecs pays."""
 
 
-def steer(turn: Turn, event: RunPaused | RunResumed | RateChanged | CodecsChanged) -> None:
+def steer(turn: Transition, event: RunPaused | RunResumed | RateChanged | CodecsChanged) -> None:
     """Grant a request; ignore one for a run that is over, or that changes nothing."""
     run = turn.state.runs.get(event.run_id)
     if run is None or run.phase.is_over:
@@ -52,7 +52,7 @@ def steer(turn: Turn, event: RunPaused | RunResumed | RateChanged | CodecsChange
             pass
 
 
-def _pause(turn: Turn, run: Run, actor: Actor) -> None:
+def _pause(turn: Transition, run: Run, actor: Actor) -> None:
     is_open = run.phase is RunPhase.TRAINING and run.step is not None
     step = run.committed_steps if is_open else None
     reason = Reason(kind=ReasonKind.PAUSE_REQUESTED, step=step, actor=actor)
@@ -60,20 +60,20 @@ def _pause(turn: Turn, run: Run, actor: Actor) -> None:
     _grant(turn, run, EventKind.RUN_PAUSED, reason)
 
 
-def _resume(turn: Turn, run: Run, actor: Actor) -> None:
+def _resume(turn: Transition, run: Run, actor: Actor) -> None:
     # `commits.look_after_held` follows.
     reason = Reason(kind=ReasonKind.RESUME_REQUESTED, actor=actor)
     run = replace(run, detail=reason, steering=replace(run.steering, is_paused=False))
     _grant(turn, run, EventKind.RUN_RESUMED, reason)
 
 
-def _grant(turn: Turn, run: Run, kind: EventKind, reason: Reason) -> None:
+def _grant(turn: Transition, run: Run, kind: EventKind, reason: Reason) -> None:
     """Add the request to the run, so that a client that attaches later receives it too."""
     steering = run.steering.with_request(kind, run.past.all_steps, reason)
     _keep(turn, replace(run, steering=steering), kind, reason)
 
 
-def _change_rate(turn: Turn, run: Run, learning_rate: float, actor: Actor) -> None:
+def _change_rate(turn: Transition, run: Run, learning_rate: float, actor: Actor) -> None:
     first = _first_unplanned(run)
     before = run.steering.peak_at(first, run.spec.train.learning_rate)
     run = replace(run, steering=run.steering.with_rate(RateChange(first, learning_rate)))
@@ -87,7 +87,7 @@ def _change_rate(turn: Turn, run: Run, learning_rate: float, actor: Actor) -> No
     _grant(turn, run, EventKind.RUN_STEERED, reason)
 
 
-def _change_codecs(turn: Turn, run: Run, codecs: Codecs, actor: Actor) -> None:
+def _change_codecs(turn: Transition, run: Run, codecs: Codecs, actor: Actor) -> None:
     first = _first_unplanned(run)
     before = run.spec_at(first).train.codecs
     if codecs == before:
@@ -103,7 +103,7 @@ def _change_codecs(turn: Turn, run: Run, codecs: Codecs, actor: Actor) -> None:
     _grant(turn, run, EventKind.RUN_STEERED, reason)
 
 
-def follow_quality(turn: Turn, run: Run, step: StepNumber, excess: float | None) -> Run:
+def follow_quality(turn: Transition, run: Run, step: StepNumber, excess: float | None) -> Run:
     """Change the codecs as a measurement of the cost of compression requires.
 
     A repeated step adds nothing: its measurement is known, and the same.
@@ -117,12 +117,12 @@ def follow_quality(turn: Turn, run: Run, step: StepNumber, excess: float | None)
     known, steering = run.quality, run.steering
     if known is None or excess is None or step < steering.measured_steps:
         return run
-    found = known.measured(excess)
+    found = known.with_measurement(excess)
     run = replace(run, steering=replace(steering, quality=found, measured_steps=step + 1))
     first = _first_unplanned(run)
     now = run.steering.codecs_at(first) or run.spec.train.codecs
     if not _is_another(found.step_size, now):
-        turn.keep(run)
+        turn.set_run(run)
         turn.write(RunRecord(run))
         turn.publish(run.run_id, run)
         return run
@@ -159,8 +159,8 @@ def _first_unplanned(run: Run) -> StepNumber:
     return StepNumber(run.committed_steps + (run.step is not None))
 
 
-def _keep(turn: Turn, run: Run, kind: EventKind, reason: Reason) -> None:
-    turn.keep(run)
+def _keep(turn: Transition, run: Run, kind: EventKind, reason: Reason) -> None:
+    turn.set_run(run)
     turn.write(RunRecord(run))
     turn.publish(run.run_id, run)
-    turn.happened(kind, run, reason=reason, to_step=run.past.all_steps)
+    turn.emit(kind, run, reason=reason, to_step=run.past.all_steps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from swarm_ft.coordinator.facts.reasons import Reason
-from swarm_ft.coordinator.facts.standing import MAX_FAILURES, Standing
+from swarm_ft.coordinator.facts.reputation import MAX_FAILURES, Reputation
 from swarm_ft.ids import Attempt, PeerId, StepNumber
 
 
@@ -43,7 +43,7 @@ class Conduct:
         open_failures: Newest failures whose cause is unknown.
     """
 
-    standing: Standing = field(default_factory=Standing)
+    standing: Reputation = field(default_factory=Reputation)
     open_failures: tuple[Failure, ...] = ()
 
     def with_failure(self, failure: Failure) -> Conduct:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.ledger import LedgerChange, change_of
 from swarm_ft.coordinator.facts.messages import Message
 from swarm_ft.coordinator.facts.reasons import Reason, gist_of
-from swarm_ft.coordinator.facts.standing import Standing
+from swarm_ft.coordinator.facts.reputation import Reputation
 from swarm_ft.coordinator.facts.state import Run, SentTraffic, Snapshot, SwarmState
-from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import (
@@ -166,7 +166,7 @@ class Tick:
         ways: Present connectivity; None if unchanged.
     """
 
-    ways: Ways | None = None
+    ways: Connectivity | None = None
 
 
 Event = (
@@ -274,11 +274,11 @@ class SnapshotRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingRecord:
+class ReputationRecord:
     """A suspension of a peer for `for_s` seconds from now."""
 
     peer_id: PeerId
-    standing: Standing
+    standing: Reputation
     for_s: float
 
 
@@ -309,7 +309,7 @@ class EventRecord:
 
     serial: int
     unix_s: float
-    happened: Happened
+    event: EmitEvent
 
 
 Record = (
@@ -320,7 +320,7 @@ Record = (
     | LedgerRecord
     | RollbackRecord
     | SnapshotRecord
-    | StandingRecord
+    | ReputationRecord
     | ForgetRecord
     | ContributionRecord
     | EventRecord
@@ -333,7 +333,7 @@ Published = Run | StepCommitted | Evaluated | Reason
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class SendMessage:
     """An order to send a message to a peer; a plan includes the tokens of these samples."""
 
     peer_id: PeerId
@@ -377,7 +377,7 @@ class WriteSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Happened:
+class EmitEvent:
     """An event for people; the service assigns its number and time when it writes it.
 
     Attributes: see `SwarmEvent`.
@@ -391,7 +391,7 @@ class Happened:
     reason: Reason | None = None
 
 
-Effect = Record | Say | Dismiss | Publish | WriteSnapshot | Happened
+Effect = Record | SendMessage | Dismiss | Publish | WriteSnapshot | EmitEvent
 """An order to the service. Records are in the journal before any message is sent."""
 
 
@@ -412,7 +412,7 @@ PHASE_KINDS = {
 # ---- one call of `machine.decide`: the state as it changes, and the effects so far
 
 
-class Turn:
+class Transition:
     """A call of `machine.decide`: the state as it changes, and the effects so far.
 
     Attributes:
@@ -426,14 +426,14 @@ class Turn:
         self.now_s = now_s
         self.effects: list[Effect] = []
 
-    def keep(self, run: Run) -> None:
+    def set_run(self, run: Run) -> None:
         """Set the run's state without a record or a message."""
         self.state = self.state.with_run(run)
 
-    def put(self, run: Run) -> None:
+    def save_run(self, run: Run) -> None:
         """Set the run's state, write it to the journal and publish it."""
         known = self.state.runs.get(run.run_id)
-        self.keep(run)
+        self.set_run(run)
         self.write(RunRecord(run))
         self.publish(run.run_id, run)
         self._emit_change(known, run)
@@ -442,9 +442,9 @@ class Turn:
         kind = PHASE_KINDS[run.phase] if known is not None else EventKind.RUN_SUBMITTED
         is_new = known is None or known.phase is not run.phase
         if is_new or (run.detail and known and run.detail.gist != gist_of(known.detail)):
-            self.happened(kind, run, reason=run.detail, to_step=run.past.all_steps)
+            self.emit(kind, run, reason=run.detail, to_step=run.past.all_steps)
 
-    def happened(
+    def emit(
         self,
         kind: EventKind,
         run: Run | None = None,
@@ -456,7 +456,7 @@ class Turn:
     ) -> None:
         """Emit an event for people; only readers of the run get the reason."""
         self.effects.append(
-            Happened(
+            EmitEvent(
                 kind=kind,
                 run_id=run.run_id if run is not None else None,
                 peer_id=peer_id,
@@ -481,9 +481,9 @@ class Turn:
         """Write a record to the journal, before messages that depend on it."""
         self.effects.append(record)
 
-    def say(self, peer_id: PeerId, message: Message, tokens_of: tuple[SampleId, ...] = ()) -> None:
+    def send(self, peer_id: PeerId, message: Message, tokens_of: tuple[SampleId, ...] = ()) -> None:
         """Send a message to a peer; a plan includes the tokens of these samples."""
-        self.effects.append(Say(peer_id, message, tokens_of))
+        self.effects.append(SendMessage(peer_id, message, tokens_of))
 
     def publish(self, run_id: RunId, event: Published) -> None:
         """Send an update to all watchers of a run."""

@@ -1,6 +1,6 @@
 """Reasons for decisions, as values: a kind, and typed fields.
 
-Decisions compare reasons by kind and step, never by wording; `coordinator.words` renders them.
+Decisions compare reasons by kind and step, never by wording; `coordinator.reason_texts` has texts.
 `coordinator.watching` removes the fields that a reader may not see. The journal keeps the fields.
 """
 

@@ -13,18 +13,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarm_ft.coordinator.facts.conduct import Conduct, Trouble
+from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.coordinator.facts.messages import Progress
 from swarm_ft.coordinator.facts.reasons import Reason
-from swarm_ft.coordinator.facts.standing import Standing
-from swarm_ft.coordinator.facts.ways import Ways
+from swarm_ft.coordinator.facts.reputation import Reputation
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
     MAX_STEERED,
     CodecChange,
+    CompressionCost,
     Evaluated,
-    QualityFound,
     RunPhase,
     StepCommitted,
 )
@@ -158,7 +158,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Past:
+class CommittedState:
     """Committed history of a run: every commit makes a new one, and a rollback an older one.
 
     Attributes:
@@ -209,7 +209,7 @@ class Past:
         return self.committed_steps if self.trained_steps is None else self.trained_steps
 
     @property
-    def rolled_back(self) -> Past:
+    def rolled_back(self) -> CommittedState:
         """History as of the newest snapshot, or the beginning; all peers load its weights.
 
         The ledger stays until peers that loaded report their buffers. A trained run that loaded its
@@ -223,8 +223,8 @@ class Past:
                 exported=_nothing(),
             )
         if self.snapshot is None:
-            return Past()
-        return Past(
+            return CommittedState()
+        return CommittedState(
             committed_steps=self.snapshot.step,
             last_commit=self.snapshot.last_commit,
             sent=self.snapshot.sent,
@@ -234,7 +234,7 @@ class Past:
             snapshots=self.snapshots,
         )
 
-    def with_best(self, best: Snapshot) -> Past:
+    def with_best(self, best: Snapshot) -> CommittedState:
         """Return the history with the best weights in place of the last, for all peers to load."""
         return replace(
             self,
@@ -248,7 +248,7 @@ class Past:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Awaited:
+class PhaseProgress:
     """Progress of peers in the present phase: loading, a step, or the export.
 
     Attributes:
@@ -276,7 +276,7 @@ class Awaited:
         known = (self.moved_s.get(peer), self.waited_s.get(peer), self.since_s)
         return max(seconds for seconds in known if seconds is not None)
 
-    def moved(self, peer: PeerId, now_s: float) -> Awaited:
+    def with_progress(self, peer: PeerId, now_s: float) -> PhaseProgress:
         """Return the state after progress of a peer."""
         waits_for = {p: others for p, others in self.waits_for.items() if p != peer}
         return replace(
@@ -285,13 +285,13 @@ class Awaited:
             waits_for=MappingProxyType(waits_for),
         )
 
-    def told(
+    def with_report(
         self, peer: PeerId, waits_for: Collection[PeerId], parts_begun: int, now_s: float
-    ) -> Awaited:
+    ) -> PhaseProgress:
         """Return the state after a peer's report. A peer that begins to wait has made progress."""
         known = self.parts_begun.get(peer, 0)
         has_moved = parts_begun > known or (waits_for and peer not in self.waited_s)
-        after = self.moved(peer, now_s) if has_moved else self
+        after = self.with_progress(peer, now_s) if has_moved else self
         waiting = {p: others for p, others in self.waits_for.items() if p != peer}
         waited_s = dict(self.waited_s)
         if waits_for:
@@ -303,7 +303,7 @@ class Awaited:
             waited_s=MappingProxyType(waited_s),
         )
 
-    def postponed(self, gap_s: float) -> Awaited:
+    def postponed(self, gap_s: float) -> PhaseProgress:
         """Return the state with all its times later by `gap_s`."""
         moved_s = {peer: seconds + gap_s for peer, seconds in self.moved_s.items()}
         waited_s = {peer: seconds + gap_s for peer, seconds in self.waited_s.items()}
@@ -340,7 +340,7 @@ class AttemptState:
     learning_since_s: Mapping[PeerId, float] = field(default_factory=_nothing)
     proofs: Mapping[PeerId, frozenset[bytes]] = field(default_factory=_nothing)
     caught_up: frozenset[PeerId] = frozenset()
-    awaited: Awaited = field(default_factory=Awaited)
+    awaited: PhaseProgress = field(default_factory=PhaseProgress)
     loaded: frozenset[PeerId] = frozenset()
     done: Mapping[PeerId, frozenset[MicrobatchIndex]] = field(default_factory=_nothing)
     away_since_s: Mapping[PeerId, float] = field(default_factory=_nothing)
@@ -527,7 +527,7 @@ class Steering:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class Measurements:
     """Measurements of peers at work; a rollback does not undo them.
 
     Attributes:
@@ -551,7 +551,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moving:
+class Repartition:
     """New stages on which a run continues from a snapshot.
 
     Attributes:
@@ -571,7 +571,7 @@ class Moving:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moves:
+class RepartitionStats:
     """Repartitions of a run for speed since the coordinator started.
 
     Attributes:
@@ -627,15 +627,15 @@ class Run:
     phase: RunPhase = RunPhase.QUEUED
     detail: Reason | None = None
     notice: Reason | None = None
-    past: Past = field(default_factory=Past)
+    past: CommittedState = field(default_factory=CommittedState)
     attempt: AttemptState = field(default_factory=AttemptState)
     step: PlannedStep | None = None
     saving: Saving = field(default_factory=Saving)
     keeping: Keeping = field(default_factory=Keeping)
-    measured: Measured = field(default_factory=Measured)
+    measured: Measurements = field(default_factory=Measurements)
     steering: Steering = field(default_factory=Steering)
-    moving: Moving | None = None
-    moves: Moves = field(default_factory=Moves)
+    moving: Repartition | None = None
+    moves: RepartitionStats = field(default_factory=RepartitionStats)
     misfits: Mapping[PeerId, Reason] = field(default_factory=_nothing)
     doubts: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
     lost_at: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
@@ -692,12 +692,14 @@ class Run:
         return self.steering.quality
 
     @property
-    def quality_found(self) -> QualityFound | None:
+    def quality_found(self) -> CompressionCost | None:
         """The quality control's result, as a message."""
         known = self.quality
         if known is None:
             return None
-        return QualityFound(asked=known.asked, cost=known.cost, num_measured=known.num_measured)
+        return CompressionCost(
+            asked=known.allowed, cost=known.cost, num_measured=known.num_measured
+        )
 
     @property
     def oldest_kept_step(self) -> int:
@@ -727,9 +729,9 @@ class Run:
         known = dict(list(others.items())[1 - MAX_CONDUCTS :])
         return replace(self, conducts=MappingProxyType({**known, peer_id: conduct}))
 
-    def is_without(self, peer_id: PeerId, now_s: float) -> bool:
+    def has_suspended(self, peer_id: PeerId, now_s: float) -> bool:
         """Whether this run suspended a peer that failed in it too often."""
-        return self.conduct(peer_id).standing.is_aside(now_s)
+        return self.conduct(peer_id).standing.is_suspended(now_s)
 
     def spec_at(self, step: int) -> RunSpec:
         """Return the RunSpec with the codecs in effect at a step."""
@@ -740,7 +742,7 @@ class Run:
         """Return the run with these assignments."""
         return replace(self, attempt=replace(self.attempt, assignments=tuple(assignments)))
 
-    def with_awaited(self, awaited: Awaited) -> Run:
+    def with_awaited(self, awaited: PhaseProgress) -> Run:
         """Return the run with this progress of its phase."""
         return replace(self, attempt=replace(self.attempt, awaited=awaited))
 
@@ -810,8 +812,8 @@ class SwarmState:
 
     members: Mapping[PeerId, Member] = field(default_factory=_nothing)
     runs: Mapping[RunId, Run] = field(default_factory=_nothing)
-    standings: Mapping[PeerId, Standing] = field(default_factory=_nothing)
-    ways: Ways = field(default_factory=Ways)
+    standings: Mapping[PeerId, Reputation] = field(default_factory=_nothing)
+    ways: Connectivity = field(default_factory=Connectivity)
     contributions: Mapping[PeerId, Contribution] = field(default_factory=_nothing)
     sent_traffic: Mapping[PeerId, SentTraffic] = field(default_factory=_nothing)
     queue_s: float = QUEUE_S
@@ -893,7 +895,7 @@ class SwarmState:
         }
         return MappingProxyType({peer: both for peer, both in caps.items() if any(both)})
 
-    def carries(self, peer_id: PeerId) -> bool:
+    def may_host_alone(self, peer_id: PeerId) -> bool:
         """Whether a peer may host a stage alone; False for peers that are no members."""
         member = self.members.get(peer_id)
         return member is not None and not member.grant.replica_only
@@ -917,15 +919,15 @@ class SwarmState:
         members = {name: member for name, member in self.members.items() if name in names}
         return replace(self, members=MappingProxyType(members))
 
-    def standing(self, peer_id: PeerId) -> Standing:
+    def reputation(self, peer_id: PeerId) -> Reputation:
         """Return a peer's reputation."""
-        return self.standings.get(peer_id, Standing())
+        return self.standings.get(peer_id, Reputation())
 
-    def is_aside(self, peer_id: PeerId, now_s: float) -> bool:
+    def is_suspended(self, peer_id: PeerId, now_s: float) -> bool:
         """Whether a peer is suspended from all runs now."""
-        return self.standing(peer_id).is_aside(now_s)
+        return self.reputation(peer_id).is_suspended(now_s)
 
-    def with_standing(self, peer_id: PeerId, standing: Standing) -> SwarmState:
+    def with_reputation(self, peer_id: PeerId, standing: Reputation) -> SwarmState:
         """Return the state with this reputation; the oldest beyond `MAX_STANDINGS` is dropped."""
         others = {name: s for name, s in self.standings.items() if name != peer_id}
         known = dict(list(others.items())[1 - MAX_STANDINGS :])
@@ -936,7 +938,7 @@ class SwarmState:
         sent = self.sent_traffic.get(peer_id, SentTraffic())
         return replace(self.contributions.get(peer_id, Contribution()), all_bytes=sent.all_bytes)
 
-    def with_heard(self, peer_id: PeerId, now_s: float) -> SwarmState:
+    def with_message_at(self, peer_id: PeerId, now_s: float) -> SwarmState:
         """Return the state with a message of this peer received now."""
         member = self.members.get(peer_id)
         return self.with_member(replace(member, heard_at_s=now_s)) if member else self

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm_ft.coordinator.journal.disk_words import in_words
+from swarm_ft.coordinator.journal.disk_errors import error_text
 from swarm_ft.coordinator.journal.journal import VERSION
 from swarm_ft.coordinator.journal.registry import FILE as MEMBERS
 from swarm_ft.coordinator.journal.schema_version import check_version, version_of
@@ -73,7 +73,7 @@ def back_up(journal: Path, keys: Path, folder: Path) -> Backup:
         flush_to_disk(folder.parent)
     except (sqlite3.Error, OSError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise JournalError(f"backup of {journal} in {folder}: {in_words(error)}") from error
+        raise JournalError(f"backup of {journal} in {folder}: {error_text(error)}") from error
     except JournalError:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -21,29 +21,29 @@ from types import MappingProxyType
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     ContributionRecord,
+    EmitEvent,
     EvaluationRecord,
     EventRecord,
     ForgetRecord,
-    Happened,
     LedgerRecord,
     PlanRecord,
     Record,
+    ReputationRecord,
     RollbackRecord,
     RunRecord,
     SnapshotRecord,
-    StandingRecord,
 )
 from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
-from swarm_ft.coordinator.facts.standing import FORGOTTEN_AFTER_S, MAX_REST_S, Standing
+from swarm_ft.coordinator.facts.reputation import FORGOTTEN_AFTER_S, MAX_REST_S, Reputation
 from swarm_ft.coordinator.facts.state import (
     MAX_STANDINGS,
     AttemptState,
-    Measured,
-    Moving,
-    Past,
+    CommittedState,
+    Measurements,
     PlannedStep,
     RateChange,
+    Repartition,
     Run,
     SentTraffic,
     Snapshot,
@@ -51,7 +51,7 @@ from swarm_ft.coordinator.facts.state import (
     SteeringRequest,
 )
 from swarm_ft.coordinator.journal import migrations
-from swarm_ft.coordinator.journal.disk_words import IN_USE, in_words
+from swarm_ft.coordinator.journal.disk_errors import IN_USE, error_text
 from swarm_ft.coordinator.journal.reason_text import reason_from, text_of
 from swarm_ft.coordinator.journal.reserve import Reserve
 from swarm_ft.coordinator.journal.schema_version import check_version, copy_beside, version_of
@@ -268,7 +268,7 @@ class Journal:
                 f"journal {self._path}: expected its runs' tokens in {folder}, got nothing; "
                 "restore that folder beside the journal"
             )
-        tokens = TokenFiles(folder, key, has_room=self._reserve.hold)
+        tokens = TokenFiles(folder, key, has_room=self._reserve.ensure)
         tokens.sweep(RunId(run_id) for (run_id,) in found)
         return tokens
 
@@ -309,7 +309,7 @@ class Journal:
 
     def _write_event(self, event: EventRecord) -> None:
         """Insert an event, and delete all but the newest `MAX_EVENTS`."""
-        happened = event.happened
+        happened = event.event
         row = (
             *(event.serial, event.unix_s, happened.kind, happened.run_id, happened.peer_id),
             *(happened.from_step, happened.to_step),
@@ -362,7 +362,7 @@ class Journal:
                 self._write_contributions(record)
             case EventRecord():
                 self._write_event(record)
-            case StandingRecord():
+            case ReputationRecord():
                 self._write_standing(record)
             case _:
                 self._write_of_run(record)
@@ -433,7 +433,7 @@ class Journal:
         row = (record.run_id, found.step, found.num_samples, *losses, *texts)
         self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
-    def _write_standing(self, record: StandingRecord) -> None:
+    def _write_standing(self, record: ReputationRecord) -> None:
         peer_id, standing = record.peer_id, record.standing
         reason = self._sealed_reason(standing.reason, f"standing {peer_id}")
         row = (peer_id, standing.times_aside, time.time() + record.for_s, reason)
@@ -533,7 +533,7 @@ class Journal:
             logger.warning("journal %s: a run is left out: its name: %s", self._path, words)
         return words is None
 
-    def standings(self, now_s: float) -> dict[PeerId, Standing]:
+    def standings(self, now_s: float) -> dict[PeerId, Reputation]:
         """Return the reputations of recently suspended peers as of `now_s`; drop all others."""
         unix_s = time.time()
         with self._errors_named(), self._db:
@@ -546,7 +546,7 @@ class Journal:
             ).fetchall()
         # A clock that was set back must not prolong a suspension beyond the longest one.
         return {
-            PeerId(peer): Standing(
+            PeerId(peer): Reputation(
                 times_aside=times,
                 aside_until_s=now_s + min(until_unix_s - unix_s, MAX_REST_S),
                 reason=self._opened_reason(reason, f"standing {peer}"),
@@ -592,7 +592,7 @@ class Journal:
             EventRecord(
                 serial,
                 unix_s,
-                Happened(
+                EmitEvent(
                     kind=EventKind(kind),
                     run_id=RunId(run_id) if run_id and Name().refusal(run_id) is None else None,
                     peer_id=peer_id and PeerId(peer_id),
@@ -639,7 +639,7 @@ class Journal:
             owner=owner,
             phase=RunPhase.FAILED,
             detail=Reason(kind=ReasonKind.RUN_UNREADABLE, text=why[:MAX_REASON_CHARS]),
-            past=Past(committed_steps=committed_steps),
+            past=CommittedState(committed_steps=committed_steps),
             attempt=AttemptState(number=Attempt(attempt)),
         )
 
@@ -662,12 +662,12 @@ class Journal:
         last = self._as_of(run_id, committed_steps)
         # Weights that are not the last have the sums of all steps.
         newest = last if trained_steps is None else self._as_of(run_id, trained_steps)
-        past = Past(
+        past = CommittedState(
             committed_steps=committed_steps,
             committers=frozenset(peers),
             # Their hellos correct this.
             exported=MappingProxyType(dict.fromkeys(peers if phase is RunPhase.FINISHED else ())),
-            ledger=self._ledger(run_id, spec.num_kept),
+            ledger=self._ledger(run_id, spec.num_buffered_samples),
             judged=self._judged(run_id),
             snapshots=self._snapshots(run_id),
             trained_steps=trained_steps,
@@ -701,7 +701,7 @@ class Journal:
                 away_since_s=MappingProxyType(dict.fromkeys(peers, now_s)),
             ),
             step=self._planned_step(run_id, committed_steps),
-            measured=Measured(step_seconds=self._step_seconds(run_id)),
+            measured=Measurements(step_seconds=self._step_seconds(run_id)),
             steering=self._steering(run_id),
             moving=self._moving(run_id),
             gather_until_s=now_s + GATHER_S,
@@ -745,7 +745,7 @@ class Journal:
         row = self._db.execute(query, (run_id,)).fetchone()
         return Steering() if row is None else _steering_from(row[0])
 
-    def _moving(self, run_id: RunId) -> Moving | None:
+    def _moving(self, run_id: RunId) -> Repartition | None:
         query = "SELECT moving FROM movings WHERE run_id=?"
         row = self._db.execute(query, (run_id,)).fetchone()
         return None if row is None else _moving_from(row[0])
@@ -904,7 +904,7 @@ class Journal:
             yield
         except (sqlite3.Error, OSError) as error:
             logger.debug("journal %s: %s", self._path, error)
-            raise JournalError(f"journal {self._path}: {in_words(error)}") from error
+            raise JournalError(f"journal {self._path}: {error_text(error)}") from error
 
 
 def _keep_private(path: str) -> None:
@@ -990,7 +990,7 @@ def _assignments_of(hosts: Iterable[tuple[str, int, int]]) -> tuple[StageAssignm
     )
 
 
-def _moving_text(moving: Moving) -> str:
+def _moving_text(moving: Repartition) -> str:
     return json.dumps(
         {
             "step": moving.step,
@@ -1002,10 +1002,10 @@ def _moving_text(moving: Moving) -> str:
     )
 
 
-def _moving_from(text: str) -> Moving:
+def _moving_from(text: str) -> Repartition:
     """Return the value that `_moving_text` wrote."""
     fields = json.loads(text)
-    return Moving(
+    return Repartition(
         step=StepNumber(fields["step"]),
         assignments=_assignments_of(fields["hosts"]),
         before_s=fields["before_s"],

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from swarm_ft.coordinator.journal.disk_words import in_words
+from swarm_ft.coordinator.journal.disk_errors import error_text
 from swarm_ft.coordinator.journal.schema_version import check_version, copy_beside, version_of
 from swarm_ft.errors import BadInvite, BadOption, JournalError, NotAllowed, NotFound
 from swarm_ft.identity.certificates import Certificate, from_der, to_der
@@ -308,7 +308,7 @@ class Registry:
             with self._transaction():
                 self._db.executemany("UPDATE members SET seen_unix_s=? WHERE name=?", rows)
         except sqlite3.OperationalError as error:
-            logger.warning("members %s: %s", self._path, in_words(error))
+            logger.warning("members %s: %s", self._path, error_text(error))
 
     def check(self, caller: Caller, now: datetime) -> None:
         """Check that `admit` would admit the caller now, without using the invitation.
@@ -400,7 +400,7 @@ class Registry:
             self._db.execute("DELETE FROM invitations")
         return members, invitations
 
-    def tell_rotated(self) -> None:
+    def note_rotation(self) -> None:
         """Record that the folder has other keys, so that `version` changes."""
         with self._errors():
             now = datetime.now(UTC).isoformat()
@@ -488,7 +488,7 @@ class Registry:
             with self._one_at_a_time:
                 yield
         except (sqlite3.Error, OSError) as error:
-            raise JournalError(f"members {self._path}: {in_words(error)}") from error
+            raise JournalError(f"members {self._path}: {error_text(error)}") from error
 
 
 _INVITATION = (

@@ -25,9 +25,9 @@ class Reserve:
     def __init__(self, path: Path, num_bytes: int) -> None:
         self._path = path
         self._num_bytes = num_bytes
-        self.hold()
+        self.ensure()
 
-    def hold(self) -> bool:
+    def ensure(self) -> bool:
         """Create the file if the disk has the room; return whether it is there."""
         if not self._num_bytes:
             return True

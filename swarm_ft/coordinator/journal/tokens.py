@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from weakref import WeakSet
 
-from swarm_ft.coordinator.journal.disk_words import in_words
+from swarm_ft.coordinator.journal.disk_errors import error_text
 from swarm_ft.errors import JournalError, JournalFull, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.private_files import flush_to_disk, open_private, private_folder
@@ -69,7 +69,7 @@ class TokenFiles:
         try:
             private_folder(self.folder)
         except OSError as error:
-            raise JournalError(f"tokens in {self.folder}: {in_words(error)}") from error
+            raise JournalError(f"tokens in {self.folder}: {error_text(error)}") from error
 
     def close(self) -> None:
         """Delete a temporary folder."""
@@ -88,7 +88,7 @@ class TokenFiles:
             self._check_room(total_bytes)
             new = NewTokenFile(partial, self._path(run_id), _salt(run_id, spec), spec, self._form)
         except OSError as error:
-            raise JournalError(f"tokens in {self.folder}: {in_words(error)}") from error
+            raise JournalError(f"tokens in {self.folder}: {error_text(error)}") from error
         self._growing.add(new)
         return new
 
@@ -136,7 +136,7 @@ class TokenFiles:
                         )
                     found[sample] = tokens
         except OSError as error:
-            raise JournalError(f"{path}: the tokens of {run_id}: {in_words(error)}") from error
+            raise JournalError(f"{path}: the tokens of {run_id}: {error_text(error)}") from error
         return found
 
     def count(self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]) -> Counts:
@@ -172,7 +172,7 @@ class TokenFiles:
                 if path.name not in names:
                     path.unlink()
         except OSError as error:
-            raise JournalError(f"tokens in {self.folder}: {in_words(error)}") from error
+            raise JournalError(f"tokens in {self.folder}: {error_text(error)}") from error
 
     def _path(self, run_id: RunId) -> Path:
         return self.folder / f"{file_stem(run_id)}.tokens"
@@ -214,7 +214,7 @@ class NewTokenFile:
             if self._unsynced_bytes >= SYNC_BYTES:
                 self._sync()
         except OSError as error:
-            raise JournalError(f"{self._partial}: {in_words(error)}") from error
+            raise JournalError(f"{self._partial}: {error_text(error)}") from error
 
     def keep(self) -> None:
         """Rename the file to its final name, once all of it is on the disk.
@@ -228,7 +228,7 @@ class NewTokenFile:
             self._partial.replace(self._path)
             flush_to_disk(self._path.parent)
         except OSError as error:
-            raise JournalError(f"{self._path}: {in_words(error)}") from error
+            raise JournalError(f"{self._path}: {error_text(error)}") from error
 
     def discard(self) -> None:
         """Delete the file, unless it was kept.

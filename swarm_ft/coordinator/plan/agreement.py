@@ -26,30 +26,33 @@ squares in float64, each in its own order: for 10^10 values that differs by less
 """
 
 
-def in_the_right(
-    state: SwarmState, run: Run, told: Mapping[PeerId, T], agree: Callable[[T, T], bool]
+def believed_replicas(
+    state: SwarmState, run: Run, reports: Mapping[PeerId, T], agree: Callable[[T, T], bool]
 ) -> tuple[PeerId, ...]:
     """Return the replicas that are believed, the most reliable first.
 
     Args:
         state: State with their reputations.
         run: Run of these replicas.
-        told: Report of each replica; at least one.
+        reports: Report of each replica; at least one.
         agree: Function that compares two reports.
     """
-    ranked = sorted(told, key=lambda peer: _rank(state, run, peer))
+    ranked = sorted(reports, key=lambda peer: _rank(state, run, peer))
     voters = _voters(state, ranked)
-    sides = [tuple(q for q in ranked if agree(told[p], told[q])) for p in voters]
+    sides = [tuple(q for q in ranked if agree(reports[p], reports[q])) for p in voters]
     return max(sides, key=lambda side: len(_voters(state, side)))  # the first of equals
 
 
 def _voters(state: SwarmState, peers: Collection[PeerId]) -> tuple[PeerId, ...]:
     """Return those of these that may host a stage alone, or all if none may."""
-    return tuple(filter(state.carries, peers)) or tuple(peers)
+    return tuple(filter(state.may_host_alone, peers)) or tuple(peers)
 
 
 def _rank(state: SwarmState, run: Run, peer: PeerId) -> tuple[int, float, PeerId]:
-    member, standings = state.members.get(peer), (state.standing(peer), run.conduct(peer).standing)
+    member, standings = (
+        state.members.get(peer),
+        (state.reputation(peer), run.conduct(peer).standing),
+    )
     failures = sum(one.times_aside + len(one.failed_in) for one in standings)
     return failures, member.joined_at_s if member else math.inf, peer
 
@@ -59,7 +62,7 @@ def wrong_norms(state: SwarmState, run: Run, step: PlannedStep) -> tuple[PeerId,
     wrong: list[PeerId] = []
     for stage in run.computing:
         norms = {peer: step.ready[peer].squared_grad_norm for peer in stage.peers}
-        right = in_the_right(state, run, norms, _is_same_norm)
+        right = believed_replicas(state, run, norms, _is_same_norm)
         wrong += [peer for peer in stage.peers if peer not in right]
     return tuple(wrong)
 
@@ -72,7 +75,7 @@ def outvoted_results(state: SwarmState, run: Run) -> tuple[PeerId, ...]:
     outvoted: list[PeerId] = []
     for stage in run.stages:
         files = {peer: run.past.exported[peer] for peer in stage.peers}
-        right = in_the_right(state, run, files, operator.eq)
+        right = believed_replicas(state, run, files, operator.eq)
         if 2 * len(_voters(state, right)) > len(_voters(state, tuple(files))):
             outvoted += [peer for peer in stage.peers if peer not in right]
     return tuple(outvoted)

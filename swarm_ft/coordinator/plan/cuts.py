@@ -22,7 +22,7 @@ Costs = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class StageSeat:
     """A stage whose layers are yet to be chosen.
 
     Attributes:
@@ -54,13 +54,13 @@ class Model:
         each = [LayerRange(block, block + 1) for block in blocks]
         whole = spec.model.layers
         self.flops = _of_ranges([stage_flops(spec, layers) for layers in each])
-        each_bytes = [spec.held_bytes(layers) for layers in each]
+        each_bytes = [spec.memory_bytes(layers) for layers in each]
         # Weights that all blocks share count once in each stage, however many blocks it has.
-        surplus = sum(each_bytes) - spec.held_bytes(whole)
+        surplus = sum(each_bytes) - spec.memory_bytes(whole)
         shared = surplus / (len(each_bytes) - 1) if len(each_bytes) > 1 else 0.0
         self.held_bytes = _of_ranges([one - shared for one in each_bytes]) + shared
 
-    def cut(self, seats: Sequence[Seat]) -> tuple[LayerRange, ...]:
+    def cut(self, seats: Sequence[StageSeat]) -> tuple[LayerRange, ...]:
         """Return the layers of each seat, first to last; empty if no cut gives every seat some."""
         times = [self._times(seat) for seat in seats]
         slowest_s = _chosen(times, np.maximum)[0]
@@ -71,7 +71,7 @@ class Model:
         edges = _chosen(even, np.add)[1]
         return tuple(LayerRange(start, stop) for start, stop in pairwise(edges))
 
-    def _times(self, seat: Seat) -> Costs:
+    def _times(self, seat: StageSeat) -> Costs:
         times = np.where(self.held_bytes <= seat.memory_bytes, self.flops, np.inf)
         times = times / seat.flops_per_s
         times[: seat.inside.start] = np.inf

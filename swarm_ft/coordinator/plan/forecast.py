@@ -82,7 +82,7 @@ def rates_of(state: SwarmState, run: Run) -> Rates:
         for peer, measured in run.measured.flops_per_s.items()
         if measured and peer in state.members
     }
-    carried = [rate for peer, rate in measured_rates.items() if state.carries(peer)]
+    carried = [rate for peer, rate in measured_rates.items() if state.may_host_alone(peer)]
     most = FASTER_AT_MOST * median_low(carried) if carried else math.inf
     credible = {peer: min(rate, most) for peer, rate in measured_rates.items()}
     links = {peer: member.links for peer, member in state.members.items()}
@@ -128,7 +128,7 @@ def stage_time(
     """Return what one of the stages, and the boundary in front of it, adds to a step."""
     stage, comes, hop_s = stages[index], Crossing(), (0.0, 0.0)
     if index:
-        ahead, comes = stages[index - 1].peers, _crossing(spec, stage, is_first=is_first)
+        ahead, comes = stages[index - 1].peers, crossing(spec, stage, is_first=is_first)
         ways = [(one, other) for one in ahead for other in stage.peers]
         forward_s = max(rates.hop_s(comes.forward, one, other) for one, other in ways)
         backward_s = max(rates.hop_s(comes.backward, other, one) for one, other in ways)
@@ -145,7 +145,7 @@ def stage_time(
     )
 
 
-def _crossing(spec: RunSpec, stage: Stage, *, is_first: bool) -> Crossing:
+def crossing(spec: RunSpec, stage: Stage, *, is_first: bool) -> Crossing:
     """Return the bytes of a microbatch over the boundary in front of a stage."""
     train, boundary = spec.train, stage.layers.start
     forward = train.codec(Direction.FORWARD)

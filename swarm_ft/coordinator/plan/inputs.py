@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
-from swarm_ft.coordinator.plan.membership import passed_by
+from swarm_ft.coordinator.plan.membership import bypassed_stages
 from swarm_ft.protocol.messages.client import RunPhase
 
 SAVED_AFTER_S = 3600.0
@@ -27,7 +27,7 @@ def division_inputs(state: SwarmState, now_s: float) -> tuple[object, ...]:
         now_s: Monotonic seconds.
     """
     members = tuple([(m.hello, m.grant, m.leaving, m.joined_at_s) for m in state.members.values()])
-    suspended = frozenset(filter(lambda peer: state.is_aside(peer, now_s), state.standings))
+    suspended = frozenset(filter(lambda peer: state.is_suspended(peer, now_s), state.standings))
     runs = state.memo.of_runs(state.runs)
     if "inputs" not in runs:
         runs["inputs"] = tuple([_inputs_of(run) for run in state.runs.values()])
@@ -36,7 +36,7 @@ def division_inputs(state: SwarmState, now_s: float) -> tuple[object, ...]:
         (run.run_id, peer)
         for run in state.going_runs
         for peer in run.conducts
-        if run.is_without(peer, now_s)
+        if run.has_suspended(peer, now_s)
     )
     return members, suspended & state.members.keys(), resting, state.ways, runs["inputs"], late
 
@@ -74,5 +74,5 @@ def _inputs_of(run: Run) -> Hashable:
         tuple([past.holds.get(peer) == steps for peer in run.peers]),
         bool(steps),
         past.saved is not None,
-        tuple([stage.layers for stage in passed_by(run)]),
+        tuple([stage.layers for stage in bypassed_stages(run)]),
     )

@@ -46,7 +46,7 @@ def holders(state: SwarmState, stage: SavedStage) -> tuple[PeerId, ...]:
     return tuple(peer for peer in stage.keepers if peer in state.members)
 
 
-def stays(state: SwarmState, stage: SavedStage) -> bool:
+def has_staying_holder(state: SwarmState, stage: SavedStage) -> bool:
     """Whether a member that does not leave has the stage."""
     return any(not _leaves(state, peer) for peer in holders(state, stage))
 
@@ -82,18 +82,18 @@ def candidates(state: SwarmState, run: Run, snapshot: Snapshot, stage: SavedStag
     return sorted(has_room, key=order)
 
 
-def to_ask(
+def keepers_to_request(
     state: SwarmState, run: Run, snapshot: Snapshot, stage: SavedStage
 ) -> tuple[PeerId, ...]:
     """Return members to request now, so that enough peers keep the stage."""
-    requested = asked_of(state, run, snapshot.shard(run.run_id, stage))
+    requested = requested_keepers(state, run, snapshot.shard(run.run_id, stage))
     lacking = state.num_keepers - len(keepers(state, run, stage)) - len(requested)
     if lacking <= 0 or not holders(state, stage):
         return ()
     return tuple(candidates(state, run, snapshot, stage)[:lacking])
 
 
-def asked_of(state: SwarmState, run: Run, shard: KeptShard) -> frozenset[PeerId]:
+def requested_keepers(state: SwarmState, run: Run, shard: KeptShard) -> frozenset[PeerId]:
     """Return members with an unanswered request to keep the shard."""
     return run.keeping.asked.get(shard, frozenset()) & state.members.keys()
 
@@ -104,7 +104,7 @@ def sole_keeper_of(state: SwarmState, peer: PeerId) -> tuple[Run, SavedStage] | 
         for snapshot, stage in wanted_stages(run):
             if peer not in stage.keepers or len(holders(state, stage)) > 1:
                 continue
-            requested = asked_of(state, run, snapshot.shard(run.run_id, stage))
+            requested = requested_keepers(state, run, snapshot.shard(run.run_id, stage))
             if requested or candidates(state, run, snapshot, stage):
                 return run, stage
     return None
@@ -152,7 +152,7 @@ def is_spreading(state: SwarmState, run: Run) -> bool:
     return bool(state.num_keepers) and asked is not None and has_all_stages(run, asked)
 
 
-def saves_when_asked(state: SwarmState, run: Run) -> bool:
+def can_take_snapshots(state: SwarmState, run: Run) -> bool:
     """Whether snapshots are possible, and the job does not forbid them."""
     train = run.spec.train
     is_wanted = state.keeps_snapshots and train.save_strategy is not SaveStrategy.NO
@@ -162,7 +162,7 @@ def saves_when_asked(state: SwarmState, run: Run) -> bool:
 def lacks_keepers(state: SwarmState, run: Run) -> bool:
     """Whether a complete snapshot has fewer keepers than it should and could have."""
     return any(
-        to_ask(state, run, snapshot, stage)
+        keepers_to_request(state, run, snapshot, stage)
         for snapshot in run.past.snapshots
         for stage in snapshot.stages
     )
@@ -216,10 +216,10 @@ def is_due_by_time(state: SwarmState, run: Run, now_s: float) -> bool:
     is_scheduled = train.takes_snapshots or train.save_strategy is SaveStrategy.NO
     if not state.num_keepers or is_scheduled or run.saving.asked is not None:
         return False
-    return now_s - run.keeping.began_s >= every_s(run)
+    return now_s - run.keeping.began_s >= snapshot_interval_s(run)
 
 
-def every_s(run: Run) -> float:
+def snapshot_interval_s(run: Run) -> float:
     """Return the seconds between snapshots, such that they take `SHARE` of the time.
 
     Before the first one it is estimated from the largest state and an assumed rate.

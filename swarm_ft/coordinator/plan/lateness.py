@@ -92,7 +92,7 @@ def _deadlock_victim(state: SwarmState, run: Run, absent: Collection[PeerId]) ->
 
     Reports of peers on probation do not count: any number of them could name the same peer.
     """
-    credible = filter(state.carries, absent)
+    credible = filter(state.may_host_alone, absent)
     waits_for = {p: run.attempt.awaited.waits_for[p].intersection(run.peers) for p in credible}
     named = Counter(q for others in waits_for.values() for q in others)
     missed = Counter(absent)
@@ -130,7 +130,7 @@ def _is_spare(state: SwarmState, run: Run, peer: PeerId, overdue: Collection[Pee
     """Whether another peer has the peer's stage, or the peer itself does not have it yet."""
     learning = set(_learning(run))
     others = [p for p in _stage(run, peer).peers if p not in {peer, *overdue, *learning}]
-    return peer in learning or any(map(state.carries, others))
+    return peer in learning or any(map(state.may_host_alone, others))
 
 
 def _learning(run: Run) -> Iterator[PeerId]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from statistics import mean, median
 from types import MappingProxyType
 
+from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, several
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
-from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.hosting import refusal
 from swarm_ft.coordinator.plan.offers import Offers
 from swarm_ft.coordinator.plan.placement import (
@@ -45,7 +45,7 @@ SILENT_S = 8.0
 """Seconds without a message after which a peer is dismissed, whatever its connection looks like."""
 
 
-def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
+def eligible_members(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     """Return the state with only those members that are eligible for the run now.
 
     Suspended peers, misfits, and leavers are not. A peer that doubts the open step is not, as long
@@ -55,7 +55,7 @@ def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     able = {
         peer
         for peer in state.members
-        if not (peer in run.misfits or is_resting(state, run, peer, now_s))
+        if not (peer in run.misfits or is_suspended_for(state, run, peer, now_s))
     }
     doubters = {p for p, step in run.doubts.items() if step >= run.committed_steps} & able
     if doubters:
@@ -63,9 +63,9 @@ def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     return state.with_members(able - _dispensable(state, run, able))
 
 
-def is_resting(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> bool:
+def is_suspended_for(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> bool:
     """Whether a peer is suspended, from all runs or from this one."""
-    return state.is_aside(peer, now_s) or run.is_without(peer, now_s)
+    return state.is_suspended(peer, now_s) or run.has_suspended(peer, now_s)
 
 
 def replaceable(able: SwarmState, run: Run, peers: Collection[PeerId]) -> frozenset[PeerId]:
@@ -86,13 +86,13 @@ def replaceable(able: SwarmState, run: Run, peers: Collection[PeerId]) -> frozen
     others = able.members.keys() - set(peers)
     if found >= set(peers) or not others:
         return frozenset(found)
-    may_begin = arrangement(able.with_members(others), run, math.inf).assignments
+    may_begin = find_placement(able.with_members(others), run, math.inf).assignments
     return frozenset(peers if may_begin else found)
 
 
 def _has_replacement(able: SwarmState, run: Run, stage: Stage, but: Collection[PeerId]) -> bool:
     there = [peer for peer in stage.peers if peer not in but]
-    return any(able.carries(p) and is_able(able, run, p, stage.layers) for p in there)
+    return any(able.may_host_alone(p) and has_stage(able, run, p, stage.layers) for p in there)
 
 
 def _dispensable(state: SwarmState, run: Run, able: Collection[PeerId]) -> set[PeerId]:
@@ -102,13 +102,13 @@ def _dispensable(state: SwarmState, run: Run, able: Collection[PeerId]) -> set[P
         return leaving
     needed: set[PeerId] = set()
     for stage in run.stages:
-        having = {p for p in stage.peers if p in able and is_able(state, run, p, stage.layers)}
-        if not any(state.carries(peer) for peer in having - leaving):
+        having = {p for p in stage.peers if p in able and has_stage(state, run, p, stage.layers)}
+        if not any(state.may_host_alone(peer) for peer in having - leaving):
             needed |= having & leaving
     return leaving - needed
 
 
-def hopeless_for(state: SwarmState, run: Run) -> Reason | None:
+def misfit_of_all(state: SwarmState, run: Run) -> Reason | None:
     """Return why no member can ever host the run; None if one may.
 
     Peers on probation do not count: their reports end no run.
@@ -139,7 +139,7 @@ def reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason |
     )
     alike: dict[tuple[LayerRange | None, Grant], Reason | None] = {}
     for peer, member in state.members.items():
-        if peer in named or member.leaving is not None or state.is_aside(peer, now_s):
+        if peer in named or member.leaving is not None or state.is_suspended(peer, now_s):
             found[peer] = why_idle(state, state.runs_of(peer) or going, member, now_s)
             continue
         offered = (member.hello.layers, member.grant)
@@ -163,16 +163,16 @@ def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: floa
     if member.leaving is not None:
         kind = ReasonKind.IS_PAUSED if member.leaving.stays else ReasonKind.IS_LEAVING
         return Reason(kind=kind, text=member.leaving.reason)
-    if state.is_aside(member.hello.peer_id, now_s):
-        return state.standing(member.hello.peer_id).suspension
+    if state.is_suspended(member.hello.peer_id, now_s):
+        return state.reputation(member.hello.peer_id).suspension
     reasons = [_why_not_for(state, run, member, now_s) for run in runs]
     return reasons[0] if reasons and all(reasons) else None
 
 
 def suspension_of(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Reason:
     """Return the reason for which a peer is suspended, from all runs or from this one."""
-    if state.is_aside(peer, now_s):
-        return state.standing(peer).suspension
+    if state.is_suspended(peer, now_s):
+        return state.reputation(peer).suspension
     suspension = run.conduct(peer).standing.suspension
     return replace(suspension, kind=ReasonKind.SUSPENDED_FROM_RUN, run_id=run.run_id)
 
@@ -181,7 +181,7 @@ def _why_not_for(state: SwarmState, run: Run, member: Member, now_s: float) -> R
     peer_id = member.hello.peer_id
     if peer_id in run.misfits:
         return run.misfits[peer_id].of(run.run_id)
-    if run.is_without(peer_id, now_s):
+    if run.has_suspended(peer_id, now_s):
         return suspension_of(state, run, peer_id, now_s)
     return layers_misfit(state, run, member.hello) or _not_granted(run, member)
 
@@ -238,7 +238,7 @@ def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> Reason | Non
 def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
     """Whether the run, or its client, can use the stage that this peer holds."""
     run = state.runs.get(held.run_id)
-    if run is None or run.phase > RunPhase.FINISHED or not is_of(run, held):
+    if run is None or run.phase > RunPhase.FINISHED or not belongs_to(run, held):
         return False
     is_current = not run.phase.is_over and run.past.holds.get(peer_id) == run.committed_steps
     return is_current or peer_id in run.peers
@@ -252,7 +252,7 @@ def loss_of(state: SwarmState, run: Run, peer_id: PeerId, cause: Reason) -> Reas
     kind = ReasonKind.TAKEN_OVER
     if peer_id in run.listeners:
         kind, others = ReasonKind.WAS_JOINING, []
-    elif not any(map(state.carries, others)):
+    elif not any(map(state.may_host_alone, others)):
         kind = ReasonKind.NO_CARRIER
     follows = () if kind is not ReasonKind.WAS_JOINING and not others else (kind,)
     parts = tuple(Reason(kind=one, others=tuple(others)) for one in follows)
@@ -274,7 +274,9 @@ def lost_stages(able: SwarmState, run: Run) -> tuple[Stage, ...]:
     return tuple(
         stage
         for stage in run.stages
-        if not any(able.carries(p) and is_able(able, run, p, stage.layers) for p in stage.peers)
+        if not any(
+            able.may_host_alone(p) and has_stage(able, run, p, stage.layers) for p in stage.peers
+        )
     )
 
 
@@ -294,10 +296,10 @@ def weights_lost(state: SwarmState, run: Run, stages: Collection[Stage], now_s: 
 def _absence(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> ReasonKind:
     if peer in run.misfits:
         return ReasonKind.CANNOT_HOST
-    if is_resting(state, run, peer, now_s):
+    if is_suspended_for(state, run, peer, now_s):
         return ReasonKind.SUSPENDED
     if peer in state.members:
-        return ReasonKind.STATE_LOST if state.carries(peer) else ReasonKind.NOT_ALONE
+        return ReasonKind.STATE_LOST if state.may_host_alone(peer) else ReasonKind.NOT_ALONE
     is_sent_or_left = run.attempt.away_since_s.get(peer) == -math.inf
     return ReasonKind.PEER_LEFT if is_sent_or_left else ReasonKind.PEER_DISCONNECTED
 
@@ -313,13 +315,13 @@ def remedy_for(state: SwarmState, run: Run, lost: Collection[LayerRange]) -> Rea
 
 def holds_last_commit(run: Run, held: HeldStage) -> bool:
     """Whether the weights are those of the run's last commit, and not of a void one."""
-    if not is_of(run, held) or held.committed_steps != run.committed_steps:
+    if not belongs_to(run, held) or held.committed_steps != run.committed_steps:
         return False
     last_commit = run.past.last_commit
     return last_commit is None or held.last_attempt == last_commit.attempt
 
 
-def may_hold_it(run: Run, peer_id: PeerId) -> bool:
+def may_hold_last_commit(run: Run, peer_id: PeerId) -> bool:
     """Whether a peer's claim to hold the last commit is credible.
 
     It is if the peer took part in that commit, or copied the state since.
@@ -329,14 +331,14 @@ def may_hold_it(run: Run, peer_id: PeerId) -> bool:
     return is_known or not run.committed_steps
 
 
-def is_of(run: Run, held: HeldStage) -> bool:
+def belongs_to(run: Run, held: HeldStage) -> bool:
     """Whether a held stage belongs to this run, by the same RunSpec."""
     return held.run_id == run.run_id and held.spec_digest == run.spec.digest()
 
 
 def missed_last_commit(run: Run, held: HeldStage, peer_id: PeerId) -> bool:
     """Whether the peer lacks nothing but the last commit, in which it took part."""
-    is_behind = is_of(run, held) and held.committed_steps == run.committed_steps - 1
+    is_behind = belongs_to(run, held) and held.committed_steps == run.committed_steps - 1
     return is_behind and run.past.last_commit is not None and peer_id in run.past.committers
 
 
@@ -372,19 +374,19 @@ def lost_parts(state: SwarmState, run: Run, now_s: float) -> tuple[LayerRange, .
     )
 
 
-def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
+def find_placement(state: SwarmState, run: Run, now_s: float) -> Placement:
     """Return the placement of the run if it went back now.
 
     It uses the stages of the run's snapshot, whose buffers continue, or those of its repartition.
     Where no members can host these, the run is cut again, and each stage loads its layers from the
     snapshot.
     """
-    return arranged(offers_in(state), run, now_s)
+    return place_on(offers_in(state), run, now_s)
 
 
 def offers_in(state: SwarmState) -> Offers:
     """Return the offers of members that keep no result, or host several runs."""
-    full = {peer for peer in state.result_keepers if not hosts_beside(state, peer)}
+    full = {peer for peer in state.result_keepers if not hosts_several_runs(state, peer)}
     if not full:
         return Offers(state.members.values())
     return Offers(member for peer, member in state.members.items() if peer not in full)
@@ -395,17 +397,17 @@ def offers_to_begin(state: SwarmState, now_s: float) -> Offers:
     able = {
         peer
         for peer, member in state.members.items()
-        if member.leaving is None and not state.is_aside(peer, now_s)
+        if member.leaving is None and not state.is_suspended(peer, now_s)
     }
     return offers_in(state.with_members(able))
 
 
-def arranged(offers: Offers, run: Run, now_s: float) -> Placement:
+def place_on(offers: Offers, run: Run, now_s: float) -> Placement:
     """Return the placement of a run on members that are free for it."""
-    return grown(run.spec, first_arranged(offers, run, now_s), offers)
+    return grown(run.spec, place_first_hosts(offers, run, now_s), offers)
 
 
-def first_arranged(offers: Offers, run: Run, now_s: float) -> Placement:
+def place_first_hosts(offers: Offers, run: Run, now_s: float) -> Placement:
     """Return the placement of a run with one member per stage, or on its new stages if it moves."""
     if run.past.snapshot is None:
         return first_hosts(run.spec, offers, now_s)
@@ -427,7 +429,7 @@ def could_begin(offers: Offers, run: Run, now_s: float) -> bool:
         return True
     if run.past.snapshot is None and fits_nobody(run.spec, offers):
         return False
-    return bool(first_arranged(offers, run, now_s).assignments)
+    return bool(place_first_hosts(offers, run, now_s).assignments)
 
 
 def surely_begins(offers: Offers, run: Run, now_s: float) -> bool:
@@ -436,7 +438,7 @@ def surely_begins(offers: Offers, run: Run, now_s: float) -> bool:
     return run.past.snapshot is None and is_settled and surely_fits(run.spec, offers)
 
 
-def hosts_beside(state: SwarmState, peer: PeerId) -> bool:
+def hosts_several_runs(state: SwarmState, peer: PeerId) -> bool:
     """Whether a member hosts stages of several runs, if its memory allows."""
     return peer in state.members and state.members[peer].hello.max_beside > 0
 
@@ -473,14 +475,14 @@ def patience_s(state: SwarmState, run: Run, now_s: float) -> float:
     waits as long as the rollback would cost: in total never more than twice the cost of the better
     choice (the ski rental problem).
     """
-    if not arrangement(state, run, now_s).assignments:
+    if not find_placement(state, run, now_s).assignments:
         return GRACE_S
     redone_steps = run.committed_steps - run.past.rolled_back.committed_steps
     redone_s = redone_steps * median(run.measured.step_seconds or (0.0,))
     return min(GRACE_S, max(SHORT_GRACE_S, redone_s))
 
 
-def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | None:
+def with_survivors(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | None:
     """Return the run without absent peers that replicas can replace.
 
     An absent peer stays if it may come back and no replica of its stage is connected, or while a
@@ -496,8 +498,8 @@ def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | 
     """
     hosts: list[StageAssignment] = []
     for stage in run.stages:
-        able = {peer for peer in stage.peers if is_able(state, run, peer, stage.layers)}
-        carrying = {peer for peer in able if state.carries(peer)}
+        able = {peer for peer in stage.peers if has_stage(state, run, peer, stage.layers)}
+        carrying = {peer for peer in able if state.may_host_alone(peer)}
         is_waited_for = not carrying or now_s < run.gather_until_s
         expected = {
             p for p in stage.peers if is_waited_for and _may_return(state, run, p, now_s, grace_s)
@@ -511,7 +513,7 @@ def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | 
     return run if tuple(hosts) == run.attempt.assignments else run.with_assignments(hosts)
 
 
-def is_able(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> bool:
+def has_stage(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> bool:
     """Whether a peer is connected and has the stage as of the last commit, or can load it."""
     member = state.members.get(peer)
     if member is None or member.hello.layers not in (None, layers):
@@ -532,7 +534,7 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     kept_out = state.result_keepers.union(run.peers)
     outside = {peer: member for peer, member in state.members.items() if peer not in kept_out}
     leaving = frozenset(state.leaving)
-    idle = {stage.layers for stage in passed_by(run)} if outside else set()
+    idle = {stage.layers for stage in bypassed_stages(run)} if outside else set()
     for peer, member in outside.items():
         may_join = not member.grant.replica_only or can_listen(run)
         layers = _wanted_layers(run, member, state.ways, idle, leaving) if may_join else None
@@ -544,7 +546,7 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     return run
 
 
-def passed_by(run: Run) -> tuple[Stage, ...]:
+def bypassed_stages(run: Run) -> tuple[Stage, ...]:
     """Return stages that no sample passes any more: their outputs are all stored above them."""
     ledger, stages = run.past.ledger, run.stages
     if ledger is None or not ledger.entry or run.is_in_first_epoch:
@@ -561,7 +563,7 @@ def with_some_let_go(state: SwarmState, run: Run) -> Run:
     """
     entry = run.past.ledger.entry if run.past.ledger else 0
     spare = {peer for stage in run.stages[:entry] for peer in _spare(state, run, stage)}
-    if not spare or not passed_by(run):
+    if not spare or not bypassed_stages(run):
         return run
     for peer in spare:
         run = without_state(run, peer)
@@ -570,8 +572,8 @@ def with_some_let_go(state: SwarmState, run: Run) -> Run:
 
 
 def _spare(state: SwarmState, run: Run, stage: Stage) -> list[PeerId]:
-    able = [p for p in stage.peers if is_able(state, run, p, stage.layers)]
-    carrying = [p for p in able if state.carries(p)]
+    able = [p for p in stage.peers if has_stage(state, run, p, stage.layers)]
+    carrying = [p for p in able if state.may_host_alone(p)]
     bound = [p for p in carrying if state.members[p].hello.layers is not None]
     stays = next(iter(bound or carrying), None)
     return [p for p in able if stays not in (None, p) and state.members[p].hello.layers is None]
@@ -591,8 +593,8 @@ def learners_of(state: SwarmState, run: Run) -> Iterator[Learner]:
     """
     before = {learner.peer_id: learner for learner in run.attempt.learners}
     for stage in run.stages:
-        able = tuple(p for p in stage.peers if is_able(state, run, p, stage.layers))
-        sources = tuple(filter(state.carries, able))
+        able = tuple(p for p in stage.peers if has_stage(state, run, p, stage.layers))
+        sources = tuple(filter(state.may_host_alone, able))
         for peer in stage.peers:
             if peer not in able:
                 yield _learner(run, peer, sources, before.get(peer))
@@ -655,7 +657,7 @@ def caught_up_of(run: Run) -> Reason | None:
 def _wanted_layers(
     run: Run,
     member: Member,
-    ways: Ways,
+    ways: Connectivity,
     idle: Collection[LayerRange],
     leaving: frozenset[PeerId],
 ) -> LayerRange | None:

@@ -20,23 +20,23 @@ from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import (
     AttemptState,
     Member,
-    Moves,
-    Moving,
+    Repartition,
+    RepartitionStats,
     Run,
     Snapshot,
     SwarmState,
 )
-from swarm_ft.coordinator.plan.cuts import MAX_CUT_BLOCKS, Model, Seat
+from swarm_ft.coordinator.plan.allocation import allocate_members, share_of
+from swarm_ft.coordinator.plan.cuts import MAX_CUT_BLOCKS, Model, StageSeat
 from swarm_ft.coordinator.plan.forecast import Rates, rates_of, step_s
 from swarm_ft.coordinator.plan.hosting import end_refusal, refusal
-from swarm_ft.coordinator.plan.keepers import is_spreading, saves_when_asked
+from swarm_ft.coordinator.plan.keepers import can_take_snapshots, is_spreading
 from swarm_ft.coordinator.plan.lateness import UNMEASURED_BYTES_S, state_bytes
-from swarm_ft.coordinator.plan.leaving import may_save
 from swarm_ft.coordinator.plan.membership import with_newcomers
 from swarm_ft.coordinator.plan.placement import fits, place, with_replicas
-from swarm_ft.coordinator.plan.sharing import share_of, shared
+from swarm_ft.coordinator.plan.succession import may_save
 from swarm_ft.ids import PeerId, StepNumber
-from swarm_ft.protocol.machines.step_time import foreseen_s
+from swarm_ft.protocol.machines.step_time import forecast_after_change_s
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import Stage, StageAssignment, stages_of
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -94,7 +94,7 @@ def _may_be_cut(state: SwarmState, run: Run, now_s: float) -> bool:
     is_bound = run.spec.train.sync_tied_embeddings and len(run.stages) == 1
     keeps_constants = run.past.ledger is not None and run.past.ledger.entry > 0
     can_be_saved = (
-        saves_when_asked(state, run)
+        can_take_snapshots(state, run)
         and may_save(state, run, now_s)
         and not is_spreading(state, run)
         and not run.saving.unlisted
@@ -103,7 +103,7 @@ def _may_be_cut(state: SwarmState, run: Run, now_s: float) -> bool:
     return can_be_saved and is_small and not is_bound and not keeps_constants
 
 
-def better_stages(state: SwarmState, run: Run, now_s: float) -> Moving | None:
+def better_stages(state: SwarmState, run: Run, now_s: float) -> Repartition | None:
     """Return the stages on which the run would be much faster, or None.
 
     Args:
@@ -116,14 +116,14 @@ def better_stages(state: SwarmState, run: Run, now_s: float) -> Moving | None:
         return None  # newcomers must first show how fast they are
     rates, took_s = rates_of(state, run), median(run.measured.step_seconds)
     was_s = step_s(run.spec, run.computing, rates, is_first=run.is_in_first_epoch)
-    best: Moving | None = None
+    best: Repartition | None = None
     most_s = 0.0
     for assignments in _candidates(able, run, rates, now_s):
         stages = stages_of(assignments)
         if not assignments or stages == run.stages:
             continue
         will_s = step_s(run.spec, stages, rates, is_first=run.is_in_first_epoch)
-        after_s = foreseen_s(took_s, was_s, will_s)
+        after_s = forecast_after_change_s(took_s, was_s, will_s)
         saved_s = _saved_s(run, took_s - after_s) - _key_frames_s(run, stages, rates)
         if after_s <= FASTER * took_s and saved_s > most_s:
             best, most_s = _moving(run, assignments, took_s, after_s), saved_s
@@ -134,9 +134,9 @@ def better_stages(state: SwarmState, run: Run, now_s: float) -> Moving | None:
 
 def _moving(
     run: Run, assignments: tuple[StageAssignment, ...], before_s: float, after_s: float
-) -> Moving:
+) -> Repartition:
     step = StepNumber(run.committed_steps)
-    return Moving(step=step, assignments=assignments, before_s=before_s, after_s=after_s)
+    return Repartition(step=step, assignments=assignments, before_s=before_s, after_s=after_s)
 
 
 def cost_s(run: Run) -> float:
@@ -146,7 +146,7 @@ def cost_s(run: Run) -> float:
     return 2 * took_s + RESTART_S
 
 
-def stands(state: SwarmState, run: Run, now_s: float) -> bool:
+def is_possible(state: SwarmState, run: Run, now_s: float) -> bool:
     """Whether the repartition that a run waits for is still possible."""
     moving = run.moving
     if moving is None or run.steering.is_paused or run.committed_steps != moving.step:
@@ -164,15 +164,15 @@ def awaits_move(run: Run) -> bool:
     return run.moving is not None and not run.moving.has_begun and run.step is None
 
 
-def begun(run: Run, now_s: float) -> Run:
+def with_begun_move(run: Run, now_s: float) -> Run:
     """Return the run that gives up its stages; step times on these no longer count."""
     moving = run.moving and replace(run.moving, has_begun=True)
-    moves = Moves(count=run.moves.count + 1, last_s=now_s, looked_s=now_s)
+    moves = RepartitionStats(count=run.moves.count + 1, last_s=now_s, looked_s=now_s)
     measured = replace(run.measured, step_seconds=(), step_targets=())
     return replace(run, moving=moving, moves=moves, measured=measured)
 
 
-def moved(run: Run, moving: Moving) -> Reason:
+def moved_reason(run: Run, moving: Repartition) -> Reason:
     """Return the reason for moved layers, with both hosts and the step times."""
     before, after = _hosts(run.stages), _hosts(stages_of(moving.assignments))
     changes = [
@@ -216,7 +216,7 @@ def _key_frames_s(run: Run, stages: Sequence[Stage], rates: Rates) -> float:
     return anew * (first_s - later_s)
 
 
-def _is_its_own(state: SwarmState, run: Run, moving: Moving, now_s: float) -> bool:
+def _is_its_own(state: SwarmState, run: Run, moving: Repartition, now_s: float) -> bool:
     """Whether the run would get those peers after it gave up its own; other runs may wait."""
     if run.past.last_commit is None:
         return False
@@ -228,7 +228,7 @@ def _is_its_own(state: SwarmState, run: Run, moving: Moving, now_s: float) -> bo
         attempt=AttemptState(number=run.attempt.number),
     )
     peers = {assignment.peer_id for assignment in moving.assignments}
-    return peers <= shared(state.with_run(again), now_s).members[run.run_id]
+    return peers <= allocate_members(state.with_run(again), now_s).members[run.run_id]
 
 
 # ---- possible stages
@@ -290,10 +290,10 @@ def _cut(
     return with_replicas(spec, first, carriers)
 
 
-def _seat(spec: RunSpec, group: Sequence[Member], rates: Rates) -> Seat:
+def _seat(spec: RunSpec, group: Sequence[Member], rates: Rates) -> StageSeat:
     grants = [member.grant.layers or spec.model.layers for member in group]
     start, stop = max(one.start for one in grants), min(one.stop for one in grants)
-    return Seat(
+    return StageSeat(
         flops_per_s=sum(rates.computes(member.hello.peer_id) for member in group),
         memory_bytes=min(member.hello.memory_bytes for member in group),
         inside=LayerRange(start, stop) if start < stop else LayerRange(0, 1),

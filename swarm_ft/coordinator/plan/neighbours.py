@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import cache
 from itertools import combinations
 
+from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.state import Member
-from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.hosting import refusal
 from swarm_ft.coordinator.plan.placement import fits
 from swarm_ft.ids import PeerId
@@ -34,7 +34,10 @@ _WEIGHT_BYTES = 4
 
 
 def with_better_neighbours(
-    spec: RunSpec, placed: Sequence[StageAssignment], members: Mapping[PeerId, Member], ways: Ways
+    spec: RunSpec,
+    placed: Sequence[StageAssignment],
+    members: Mapping[PeerId, Member],
+    ways: Connectivity,
 ) -> tuple[StageAssignment, ...]:
     """Return the same stages with the same peers, in an order that relays fewer bytes.
 
@@ -66,7 +69,7 @@ def with_better_neighbours(
     return tuple(replace(one, peer_id=peers[i]) for one, i in zip(placed, order, strict=True))
 
 
-def _are_alike(peers: Collection[PeerId], ways: Ways) -> bool:
+def _are_alike(peers: Collection[PeerId], ways: Connectivity) -> bool:
     """Whether all pairs of them connect equally well, so that no order is better."""
     if any(one in peers and other in peers for one, other in ways.met):
         return False
@@ -74,7 +77,7 @@ def _are_alike(peers: Collection[PeerId], ways: Ways) -> bool:
     return len(homes) <= 1 or all(home is not None and home.is_open for home in homes)
 
 
-def relayed_percent(spec: RunSpec, placed: Sequence[StageAssignment], ways: Ways) -> int:
+def relayed_percent(spec: RunSpec, placed: Sequence[StageAssignment], ways: Connectivity) -> int:
     """Return the percentage of traffic that is expected to be relayed; 0 if unknown."""
     percent = _costs([one.peer_id for one in placed], ways)
     links = [
@@ -137,7 +140,7 @@ def bits_of(codec: CodecSpec) -> float:
     return codec.number if codec.name in _OF_BITS else OTHER_BITS
 
 
-def _costs(peers: Sequence[PeerId], ways: Ways) -> Callable[[int, int], int]:
+def _costs(peers: Sequence[PeerId], ways: Connectivity) -> Callable[[int, int], int]:
     """Return a function from two peers' first seats to the percentage of their link's relay."""
 
     @cache

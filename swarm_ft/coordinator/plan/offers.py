@@ -87,7 +87,7 @@ class Offers:
         """Layers to which invitations restrict autos."""
         return tuple(m.grant.layers for m in self.autos if m.grant.layers)
 
-    def asked(self, spec: RunSpec) -> list[Member]:
+    def in_trial_order(self, spec: RunSpec) -> list[Member]:
         """Return the autos in the order in which a run tries them.
 
         Members that may not see tokens come first, then members with the fewest choices, then those

@@ -89,7 +89,7 @@ def surely_fits(spec: RunSpec, offers: Offers) -> bool:
     if not num_peers:
         return False
     longest = LayerRange(0, -(-num_blocks // num_peers))
-    return offers.num_with(spec.held_bytes(longest)) >= num_peers
+    return offers.num_with(spec.memory_bytes(longest)) >= num_peers
 
 
 def fits_nobody(spec: RunSpec, offers: Offers) -> bool:
@@ -103,7 +103,7 @@ def first_hosts_on(
     """Find one host for each stage of a snapshot."""
     if offers.autos and now_s - offers.newest_auto_s < SETTLE_S:
         return Placement((), _GATHERING)
-    autos = offers.asked(spec)
+    autos = offers.in_trial_order(spec)
     fixed = {m.hello.layers: m for m in reversed(_keepers(spec, offers))}
     hosts = {layers: fixed[layers] for layers in cuts if layers in fixed}
     for layers in sorted(cuts, key=len, reverse=True):
@@ -156,7 +156,7 @@ def _may_hold(spec: RunSpec, gaps: Sequence[LayerRange], offers: Offers) -> bool
     They refuse what no division can achieve: more memory than all members lend together, or an end
     where no member may see tokens.
     """
-    least_bytes = sum(spec.held_bytes(gap) for gap in gaps)
+    least_bytes = sum(spec.memory_bytes(gap) for gap in gaps)
     if offers.total_bytes < least_bytes * (1 - ROUNDING):
         return False
     has_end = gaps[0].start == 0 or gaps[-1].stop == spec.model.num_blocks
@@ -209,12 +209,12 @@ class _Limit:
 def _least_bytes(spec: RunSpec, gap: LayerRange, length: int) -> float:
     """Return the least bytes of so many adjoining blocks; blocks that train lie together."""
     first = LayerRange(gap.start, gap.start + length)
-    return min(spec.held_bytes(first), spec.held_bytes(LayerRange(gap.stop - length, gap.stop)))
+    return min(spec.memory_bytes(first), spec.memory_bytes(LayerRange(gap.stop - length, gap.stop)))
 
 
 def _host(spec: RunSpec, layers: LayerRange, asked: Sequence[Member]) -> int | None:
     """Return the position of the first member that may host these blocks and has the memory."""
-    num_bytes = spec.held_bytes(layers)
+    num_bytes = spec.memory_bytes(layers)
     return next(
         (
             at
@@ -247,7 +247,7 @@ def _cut(gap: LayerRange, edges: Collection[int]) -> list[LayerRange]:
 
 def fits(spec: RunSpec, layers: LayerRange, hello: PeerHello) -> bool:
     """Whether blocks fit into the memory that a peer lends."""
-    return spec.held_bytes(layers) <= hello.memory_bytes
+    return spec.memory_bytes(layers) <= hello.memory_bytes
 
 
 def with_replicas(
@@ -261,7 +261,7 @@ def with_replicas(
         hosts.setdefault(assignment.layers, []).append(assignment)
     named = {assignment.peer_id for assignment in first}
     work = {layers: spec.work(layers) for layers in hosts}
-    num_bytes = {layers: spec.held_bytes(layers) for layers in hosts}
+    num_bytes = {layers: spec.memory_bytes(layers) for layers in hosts}
     for member in members:
         hello = member.hello
         if hello.peer_id in named:
@@ -346,11 +346,11 @@ def _fill(
     if shares is None:
         kind = ReasonKind.TOO_FEW_PEERS
         return Placement((), Reason(kind=kind, layers=tuple(gaps), amount=num_peers))
-    if gaps and spec.held_bytes(longest := _longest_part(shares)) > offers.most_bytes:
+    if gaps and spec.memory_bytes(longest := _longest_part(shares)) > offers.most_bytes:
         return _fits_nobody(longest)
     ranges = [r for gap in gaps for r in split_evenly(gap, shares[gap])]
     hosts: dict[LayerRange, Member] = {}
-    unused = offers.asked(spec) if ranges else []
+    unused = offers.in_trial_order(spec) if ranges else []
     for layers in sorted(ranges, key=len, reverse=True):
         at = _host(spec, layers, unused)
         if at is None and any(fits(spec, layers, m.hello) for m in unused):
@@ -418,4 +418,4 @@ def _shares(
 
 def _least_share(spec: RunSpec, gap: LayerRange, most_bytes: int) -> int:
     """Return the least number of peers with so much memory that hold a gap."""
-    return max(1, math.ceil(spec.held_bytes(gap) / max(1, most_bytes)))
+    return max(1, math.ceil(spec.memory_bytes(gap) / max(1, most_bytes)))

@@ -20,9 +20,9 @@ from itertools import chain, groupby, pairwise, zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.ledger import Ledger, Side
 from swarm_ft.coordinator.facts.state import PlannedStep
-from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.spec.digest import digest_of
@@ -167,7 +167,7 @@ class Detours:
         ways: Connectivity of members.
     """
 
-    def __init__(self, stages: Sequence[Stage], ways: Ways) -> None:
+    def __init__(self, stages: Sequence[Stage], ways: Connectivity) -> None:
         self._percent = [
             [[ways.relayed_percent(one, other) for other in behind.peers] for one in ahead.peers]
             for ahead, behind in pairwise(stages)
@@ -288,7 +288,7 @@ def _held_routes(ends: NDArray[np.int64], entry: int) -> NDArray[np.int64]:
 
 Seconds = Mapping[PeerId, Sequence[float]]
 """Recent seconds per microbatch of each peer."""
-NO_WAYS: Ways = Ways()
+NO_WAYS: Connectivity = Connectivity()
 """Connectivity of which nothing is known."""
 
 
@@ -298,7 +298,7 @@ def plan_microbatches(
     stages: Sequence[Stage],
     seconds: Seconds,
     ledger: Ledger | None = None,
-    ways: Ways = NO_WAYS,
+    ways: Connectivity = NO_WAYS,
 ) -> tuple[Microbatch, ...]:
     """Return the step's microbatches with routes; without replicas, in the order of the data."""
     if all(len(stage.peers) == 1 for stage in stages):
@@ -373,7 +373,7 @@ def plan_evaluation(
     stages: Sequence[Stage],
     done: Mapping[PeerId, frozenset[MicrobatchIndex]],
     seconds: Seconds,
-    ways: Ways = NO_WAYS,
+    ways: Connectivity = NO_WAYS,
     ledger: Ledger | None = None,
 ) -> tuple[Microbatch, ...]:
     """Return microbatches that are only evaluated, with their routes.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.sealing import derived_key
+from swarm_ft.sealing import derive_key
 
 
 def peer_key(run_key: bytes, peer_id: PeerId) -> bytes:
@@ -24,7 +24,7 @@ def peer_key(run_key: bytes, peer_id: PeerId) -> bytes:
     Returns:
         32 bytes; none where the run has no key.
     """
-    return derived_key(run_key, f"peer {peer_id}") if run_key else b""
+    return derive_key(run_key, f"peer {peer_id}") if run_key else b""
 
 
 def stage_keys(
@@ -43,4 +43,4 @@ def stage_keys(
     if not run_key:
         return {}
     read = {stage.layers for stage in saved if stage.layers.overlaps(layers)}
-    return {stage: derived_key(run_key, f"stage {stage}") for stage in sorted({layers, *read})}
+    return {stage: derive_key(run_key, f"stage {stage}") for stage in sorted({layers, *read})}

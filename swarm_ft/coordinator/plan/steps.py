@@ -8,10 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.ledger import Ledger, Side
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
-from swarm_ft.coordinator.facts.state import Measured, Past, PlannedStep, Run, Snapshot
-from swarm_ft.coordinator.facts.ways import Ways
+from swarm_ft.coordinator.facts.state import (
+    CommittedState,
+    Measurements,
+    PlannedStep,
+    Run,
+    Snapshot,
+)
 from swarm_ft.coordinator.plan.membership import joining_of
 from swarm_ft.coordinator.plan.routes import (
     NO_WAYS,
@@ -44,7 +50,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.flops import stage_flops
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.spec.tasks import summed, task_of
+from swarm_ft.protocol.spec.tasks import sum_counts, task_of
 from swarm_ft.protocol.spec.training_plan import (
     casts_shadows,
     clip_factor,
@@ -72,7 +78,7 @@ LinkCaps = Mapping[PeerId, tuple[float, float]]
 NO_CAPS: LinkCaps = MappingProxyType({})
 
 
-def plan_step(run: Run, now_s: float, ways: Ways = NO_WAYS) -> tuple[Run, PlanStep]:
+def plan_step(run: Run, now_s: float, ways: Connectivity = NO_WAYS) -> tuple[Run, PlanStep]:
     """Return the run with its first uncommitted step planned, and the plan, for all peers.
 
     Work that peers did in earlier attempts at the step stays done, at the same peers.
@@ -95,7 +101,7 @@ def plan_step(run: Run, now_s: float, ways: Ways = NO_WAYS) -> tuple[Run, PlanSt
 
 
 def _routed(
-    run: Run, number: StepNumber, ways: Ways
+    run: Run, number: StepNumber, ways: Connectivity
 ) -> tuple[tuple[Microbatch, ...], tuple[Microbatch, ...]]:
     """Return a step's microbatches that train, and those that are only evaluated.
 
@@ -128,7 +134,7 @@ def _routed(
 
 def _is_compressed(spec: RunSpec, stages: Sequence[Stage]) -> bool:
     """Whether the forward codec is in use between any stages."""
-    return any(not spec.is_constant(stage.layers.start) for stage in stages[1:])
+    return any(not spec.is_cacheable(stage.layers.start) for stage in stages[1:])
 
 
 def lacks_evaluation(run: Run) -> bool:
@@ -181,7 +187,7 @@ def kept_snapshots(run: Run, new: Snapshot) -> tuple[Snapshot, ...]:
     return tuple(sorted((*spared, *newest, new), key=lambda one: one.step))
 
 
-def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
+def with_evaluation(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
     """Return the run after a step that evaluated, and the result of the evaluation."""
     train = run.spec.train
     sums = [step.ready[peer].evaluation for peer in run.computing[-1].peers]
@@ -190,7 +196,7 @@ def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
     for place, is_compressed in enumerate(train.eval_passes):
         parts = [of_peer[place] for of_peer in sums if place < len(of_peer)]
         num_targets = sum(one.num_targets for one in parts)
-        counts = counts or summed(one.counts for one in parts)
+        counts = counts or sum_counts(one.counts for one in parts)
         losses[is_compressed] = math.fsum(one.loss_sum for one in parts) / max(1, num_targets)
     found = Evaluated(
         step=StepNumber(run.committed_steps),
@@ -216,7 +222,7 @@ def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
     return replace(run, past=past), found
 
 
-def excess_of(run: Run, step: PlannedStep) -> float | None:
+def compression_excess(run: Run, step: PlannedStep) -> float | None:
     """Return what compression added to a step's loss, in nats per target; None if not measured.
 
     The comparison uses the same weights and samples: those of its first microbatch.
@@ -305,7 +311,9 @@ def _learning_rate(run: Run, step: StepNumber) -> float:
     return scheduled if peak == submitted else scheduled / submitted * peak
 
 
-def _past_after(run: Run, step: PlannedStep, committed: StepCommitted, commit: CommitStep) -> Past:
+def _past_after(
+    run: Run, step: PlannedStep, committed: StepCommitted, commit: CommitStep
+) -> CommittedState:
     past, steps = run.past, commit.step + 1
     computing = [peer for stage in run.computing for peer in stage.peers]
     return replace(
@@ -324,14 +332,14 @@ def _past_after(run: Run, step: PlannedStep, committed: StepCommitted, commit: C
 
 def _that_leave_buffers(run: Run, step: PlannedStep) -> tuple[Microbatch, ...]:
     """Return the microbatches that leave buffers; held-out samples leave only constants."""
-    held_out = step.evaluation if run.spec.keeps_constants else ()
+    held_out = step.evaluation if run.spec.caches_frozen_prefix else ()
     is_shadow = run.spec.train.is_shadow
     return (*step.microbatches, *(one for one in held_out if not is_shadow(one.samples[0])))
 
 
 def _measured_after(
     run: Run, step: PlannedStep, committed: StepCommitted, caps: LinkCaps
-) -> Measured:
+) -> Measurements:
     before = run.measured
     num_targets = sum(step.ready[peer].num_targets for peer in run.computing[-1].peers)
     seconds = {}
@@ -349,7 +357,7 @@ def _measured_after(
                 flops_per_s[peer] = rates[-MEASURED_STEPS:]
         for peer, latest in _in_line(newest).items():
             seconds[peer] = (*before.seconds.get(peer, ()), *latest)[-MEASURED_STEPS:]
-    return Measured(
+    return Measurements(
         seconds=MappingProxyType(seconds),
         flops_per_s=MappingProxyType(dict(list(flops_per_s.items())[-MAX_MEASURED:])),
         step_seconds=(*before.step_seconds, committed.seconds)[-MEASURED_STEPS:],
@@ -402,7 +410,7 @@ def _in_line(newest: Mapping[PeerId, float | None]) -> dict[PeerId, tuple[float,
     return {peer: (seconds,) if seconds > 0.0 else () for peer, seconds in bounded.items()}
 
 
-def measured_on(run: Run) -> Measured:
+def measured_on(run: Run) -> Measurements:
     """Return the measurements of a run's peers at the stages that they start on, maybe new ones."""
     known, seconds = run.measured.flops_per_s, dict(run.measured.seconds)
     for assignment in run.attempt.assignments:
@@ -429,11 +437,14 @@ def with_ledger(run: Run) -> Run:
     train = run.spec.train
     boundaries = tuple(BlockIndex(stage.layers.start) for stage in run.stages[1:])
     has_buffers = any(train.codec(direction).is_delta for direction in Direction)
-    entry, ledger = run.spec.entry_of(stage.layers for stage in run.stages), run.past.ledger
+    entry, ledger = (
+        run.spec.first_uncached_stage(stage.layers for stage in run.stages),
+        run.past.ledger,
+    )
     if not boundaries or not (has_buffers or entry):
         return run.with_ledger(None)
     if ledger is None or ledger.boundaries != boundaries:
-        ledger = Ledger.empty(boundaries, run.spec.num_kept)
+        ledger = Ledger.empty(boundaries, run.spec.num_buffered_samples)
     return run.with_ledger(replace(ledger, entry=entry))
 
 
@@ -464,7 +475,7 @@ def report_refusal(run: Run, peer_id: PeerId, report: StageReady | StepReady) ->
             if len(sums.counts) not in (0, num_counts):
                 kind, count = ReasonKind.INVALID_COUNTS, len(sums.counts)
                 return Reason(kind=kind, amount=count, limit=num_counts)
-    bound = Bitmap(run.spec.num_kept)
+    bound = Bitmap(run.spec.num_buffered_samples)
     refusals = (bound.refusal(buffers.samples.bitmap) for buffers in inventory)
     text = next(filter(None, refusals), None)
     return Reason(kind=ReasonKind.INVALID_SAMPLES, text=text) if text else None
@@ -479,7 +490,7 @@ def took_stock(run: Run, peer_id: PeerId, held: Iterable[HeldBuffers]) -> Run:
     return run.with_ledger(ledger.with_inventory(peer_id, known))
 
 
-def after_report(run: Run, peer_id: PeerId, ready: StepReady) -> Run:
+def with_buffer_report(run: Run, peer_id: PeerId, ready: StepReady) -> Run:
     """Return the run after a peer reported lost buffers, and the sizes of the others."""
     ledger = run.past.ledger
     for lost in ready.lost if ledger else ():

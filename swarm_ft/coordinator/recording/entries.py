@@ -108,13 +108,13 @@ _OTHERS = tuple(
 )
 
 
-def only_passed(before: SwarmState, event: Event, after: SwarmState) -> bool:
+def changes_only_times(before: SwarmState, event: Event, after: SwarmState) -> bool:
     """Whether an event changed nothing but times of messages."""
     if not isinstance(event, (PeerSaid, Tick)):
         return False
     if any(getattr(before, name) != getattr(after, name) for name in _OTHERS):
         return False
-    peer_id = heard_in(before, event)
+    peer_id = sender_of(before, event)
     if peer_id is None or peer_id not in after.members:
         return before.members == after.members
     one, other = before.members[peer_id], after.members[peer_id]
@@ -122,7 +122,7 @@ def only_passed(before: SwarmState, event: Event, after: SwarmState) -> bool:
     return is_same and {**after.members, peer_id: one} == before.members
 
 
-def in_short(before: SwarmState, event: Event) -> Event:
+def without_known_ways(before: SwarmState, event: Event) -> Event:
     """Return the same event; a tick without news of the connectivity lacks it."""
     return Tick() if isinstance(event, Tick) and event.ways == before.ways else event
 
@@ -135,7 +135,7 @@ def after_passed(state: SwarmState, passed: Passed) -> SwarmState:
     return replace(state, seen_at_s=passed.now_s, members=MappingProxyType(members))
 
 
-def heard_in(state: SwarmState, event: Event) -> PeerId | None:
+def sender_of(state: SwarmState, event: Event) -> PeerId | None:
     """Return the member that sent the message, if it is one."""
     if isinstance(event, PeerSaid) and event.peer_id in state.members:
         return event.peer_id

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from swarm_ft.build import described_version
-from swarm_ft.coordinator.facts.events import Effect, Event, Happened
+from swarm_ft.coordinator.facts.events import Effect, EmitEvent, Event
 from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.coordinator.recording.entries import (
     Base,
@@ -19,9 +19,9 @@ from swarm_ft.coordinator.recording.entries import (
     Numbered,
     Passed,
     RelaysSeen,
-    heard_in,
-    in_short,
-    only_passed,
+    changes_only_times,
+    sender_of,
+    without_known_ways,
 )
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import Machine
@@ -75,7 +75,7 @@ class Recorder:
         self._relays: tuple[RelayStatus, ...] = ()
         self._next_event: int | None = None
 
-    def decided(
+    def record_decision(
         self,
         before: SwarmState,
         event: Event,
@@ -89,16 +89,16 @@ class Recorder:
         if self._next_event != self._around.next_event():
             self._next_event = self._around.next_event()
             self._entries.append(Numbered(self._next_event))
-        if not effects and only_passed(before, event, after):
+        if not effects and changes_only_times(before, event, after):
             self._pass(after, event)
         else:
             self._end_passed()
-            self._entries.append(Decided(now_s, in_short(before, event)))
-        self._next_event += sum(isinstance(effect, Happened) for effect in effects)
+            self._entries.append(Decided(now_s, without_known_ways(before, event)))
+        self._next_event += sum(isinstance(effect, EmitEvent) for effect in effects)
         self._now_s = now_s
         self._flush_in_time()
 
-    def machine(self, peer_id: PeerId, machine: Machine) -> None:
+    def record_machine(self, peer_id: PeerId, machine: Machine) -> None:
         """Record a member's report of its machine."""
         if self._next_event is not None:
             self._entries.append(MachineTold(peer_id, machine))
@@ -126,7 +126,7 @@ class Recorder:
 
     def _pass(self, after: SwarmState, event: Event) -> None:
         self._has_passed = True
-        peer_id = heard_in(after, event)
+        peer_id = sender_of(after, event)
         if peer_id is not None:
             self._last_heard_s[peer_id] = after.seen_at_s
 

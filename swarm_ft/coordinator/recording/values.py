@@ -42,7 +42,7 @@ MESSAGES: Mapping[type, WireType[Any]] = {
 }
 
 
-def plain(value: Any) -> Any:  # noqa: ANN401 - values of all types
+def encode_value(value: Any) -> Any:  # noqa: ANN401 - values of all types
     """Return a value as `json` takes it.
 
     Raises:
@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - values of all types
     if kind in MESSAGES:
         return b64encode(MESSAGES[kind].to_bytes(value)).decode()
     if is_dataclass(kind):
-        return {name: plain(getattr(value, name)) for name in _names(kind)}
+        return {name: encode_value(getattr(value, name)) for name in _names(kind)}
     return _plain_part(value)
 
 
@@ -64,11 +64,11 @@ def _plain_part(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, StrEnum):
         return str(value)
     if isinstance(value, Mapping):
-        return [[plain(key), plain(entry)] for key, entry in value.items()]
+        return [[encode_value(key), encode_value(entry)] for key, entry in value.items()]
     if isinstance(value, frozenset):
-        return [plain(one) for one in sorted(value)]
+        return [encode_value(one) for one in sorted(value)]
     if isinstance(value, tuple):
-        return [plain(one) for one in value]
+        return [encode_value(one) for one in value]
     if isinstance(value, bytes):
         return b64encode(value).decode()
     raise TypeError(f"there is no way to write a {type(value).__name__}")
@@ -79,7 +79,7 @@ def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a dataclass
     return tuple(field.name for field in fields(kind) if field.name not in KEYS | MEMOS)
 
 
-def built(hint: Any, found: Any) -> Any:  # noqa: ANN401
+def decode_value(hint: Any, found: Any) -> Any:  # noqa: ANN401
     """Return the value of which `plain` made this.
 
     Args:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from swarm_ft.codec.base import as_tensor
-from swarm_ft.codec.basis import Basis, learned
-from swarm_ft.codec.codebook import LEAST_ROWS, learned_codebook
+from swarm_ft.codec.basis import Basis, learn_basis
+from swarm_ft.codec.codebook import LEAST_ROWS, learn_codebook
 from swarm_ft.errors import BadFrame
 from swarm_ft.ids import BlockIndex, SampleId
 
@@ -34,7 +34,7 @@ number of steps that used it, the tokens since it was learned, the rows gathered
 """
 
 
-class Kind(IntEnum):
+class BasisKind(IntEnum):
     """Kind of tensors that a basis encodes."""
 
     FIRST = 1
@@ -47,15 +47,15 @@ class Kind(IntEnum):
     @property
     def gathers(self) -> bool:
         """Whether a basis is learned from the rows of several steps, up to a limit."""
-        return self is Kind.GRADIENT
+        return self is BasisKind.GRADIENT
 
 
-TOKENS_A_CHANNEL = {Kind.FIRST: 64, Kind.CHANGE: 128, Kind.GRADIENT: 256}
+TOKENS_A_CHANNEL = {BasisKind.FIRST: 64, BasisKind.CHANGE: 128, BasisKind.GRADIENT: 256}
 """Tokens for each channel after which a new basis is learned.
 
 The basis then has few bytes beside those of the frames.
 """
-_EARLY_EVERY = {Kind.FIRST: 1, Kind.CHANGE: 1, Kind.GRADIENT: 2}
+_EARLY_EVERY = {BasisKind.FIRST: 1, BasisKind.CHANGE: 1, BasisKind.GRADIENT: 2}
 """Interval between the early steps (1, 2, 4, 8, 16) that learn a basis.
 
 A codebook has many more bytes, and ages more slowly.
@@ -68,7 +68,7 @@ class BasisKey(NamedTuple):
     """Identity of a basis of this stage, in any version."""
 
     boundary: BlockIndex
-    kind: Kind
+    kind: BasisKind
 
     def __str__(self) -> str:
         return f"{self.boundary}/{self.kind.value}"
@@ -82,7 +82,7 @@ class BasisKey(NamedTuple):
         """
         boundary, _, kind = text.partition("/")
         if boundary[:_MOST_DIGITS].isdecimal() and kind in ("1", "2", "3"):
-            key = BasisKey(BlockIndex(int(boundary[:_MOST_DIGITS])), Kind(int(kind)))
+            key = BasisKey(BlockIndex(int(boundary[:_MOST_DIGITS])), BasisKind(int(kind)))
             if str(key) == text:
                 return key
         raise BadFrame(f"basis {text[:40]!a}: expected a boundary and a kind")
@@ -110,7 +110,7 @@ class _Uses(NamedTuple):
     steps: int = 0
     tokens: int = 0
 
-    def is_due(self, kind: Kind, channels: int) -> bool:
+    def is_due(self, kind: BasisKind, channels: int) -> bool:
         """Whether the next step learns a new basis.
 
         Early steps do so often, since the run changes most.
@@ -140,25 +140,25 @@ class Bases:
 
         The first call after the step that learns the first basis computes it.
         """
-        if (basis := self.known(key)) is not None:
+        if (basis := self.cached(key)) is not None:
             return basis
         with self._learning:
-            if self.known(key) is None:
+            if self.cached(key) is None:
                 self._learn(key)
-            return self.known(key)
+            return self.cached(key)
 
-    def known(self, key: BasisKey) -> Basis | None:
+    def cached(self, key: BasisKey) -> Basis | None:
         """Return the basis of the open step without computing it, after another caller did."""
         with self._lock:
             return self._known.get(key)
 
-    def new(self, key: BasisKey) -> Basis | None:
+    def first_used(self, key: BasisKey) -> Basis | None:
         """Return the basis of the open step if no earlier step used it; else None."""
         basis = self.get(key)
         with self._lock:
             return basis if key in self._new else None
 
-    def coming(self, key: BasisKey) -> Basis | None:
+    def next_basis(self, key: BasisKey) -> Basis | None:
         """Return the basis that replaces this one once the open step commits.
 
         None if there is none.
@@ -169,12 +169,12 @@ class Bases:
             self._learn(key)
             return self._coming.get(key)
 
-    def learned(self, key: BasisKey) -> Basis | None:
+    def next_if_ready(self, key: BasisKey) -> Basis | None:
         """Return the basis that replaces this one, if it is computed already."""
         with self._lock:
             return self._coming.get(key)
 
-    def note(
+    def record_frame(
         self, key: BasisKey, sample: SampleId, x: Tensor, base: Tensor | None, step_size: float
     ) -> None:
         """Record a frame of the open step.
@@ -215,7 +215,7 @@ class Bases:
                 self._open[key] = {sample: s for sample, s in seen.items() if sample in but}
 
     @property
-    def has_news(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether `commit` changes anything; always False in runs whose codecs have no bases."""
         with self._lock:
             return bool(self._open or self._to_learn or self._coming or self._new)
@@ -363,11 +363,11 @@ def boundary_of(name: str) -> BlockIndex:
 
 def _learned_of(key: BasisKey, seen: list[_FrameStats]) -> Basis | None:
     rows = [one.rows.float() for one in seen if one.rows is not None]
-    if key.kind is Kind.GRADIENT:
-        return learned_codebook(rows)
+    if key.kind is BasisKind.GRADIENT:
+        return learn_codebook(rows)
     bases = [one.base.float() for one in seen if one.base is not None]
     step_size = statistics.fmean(one.step_size for one in seen)
-    return learned(rows, step_size, bases=bases, has_mean=key.kind is Kind.FIRST)
+    return learn_basis(rows, step_size, old_values=bases, has_mean=key.kind is BasisKind.FIRST)
 
 
 def _read(data: Tensor, channels: int) -> Basis:

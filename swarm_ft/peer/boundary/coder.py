@@ -27,12 +27,12 @@ from torch import Tensor
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import Codec, encode_with_feedback, from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.base import CPU
-from swarm_ft.codec.basis import Basis, most_bytes, name_in
+from swarm_ft.codec.basis import Basis, basis_name, max_basis_bytes
 from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
+from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
 from swarm_ft.protocol.messages.boundary import (
     EncodedTensor,
     Frame,
@@ -42,12 +42,12 @@ from swarm_ft.protocol.messages.boundary import (
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, RunSpec, TrainSpec
-from swarm_ft.stage.device import handed_over
+from swarm_ft.stage.device import share_with_default_stream
 
 _AlongBasis = DirectionalCodec | CodebookCodec
-_KINDS: dict[Direction, Sequence[Kind]] = {
-    Direction.FORWARD: (Kind.FIRST, Kind.CHANGE),
-    Direction.BACKWARD: (Kind.GRADIENT,),
+_KINDS: dict[Direction, Sequence[BasisKind]] = {
+    Direction.FORWARD: (BasisKind.FIRST, BasisKind.CHANGE),
+    Direction.BACKWARD: (BasisKind.GRADIENT,),
 }
 
 
@@ -116,7 +116,7 @@ class FrameCoder:
         self._train = spec.train
         self._num_microbatches = 0
         self._bits = spec.train.buffer_bits
-        is_constant, constants = spec.is_constant(boundary), spec.train.constant_codec
+        is_constant, constants = spec.is_cacheable(boundary), spec.train.constant_codec
         self._constant_codec = from_spec(constants) if is_constant else None
         self._keeps_input = keeps_input
 
@@ -155,10 +155,10 @@ class FrameCoder:
             self._note(key, self._codecs.of_keys[key.direction], _kind_alone(key.direction), x)
             return self._encode_key(key, x)
         base = self._base_of(record)
-        self._note(key, codec, Kind.CHANGE, x, base)
-        codec = self._along(codec, Kind.CHANGE)
+        self._note(key, codec, BasisKind.CHANGE, x, base)
+        codec = self._along(codec, BasisKind.CHANGE)
         tensor, value = codec.encode_and_decode(x, base)
-        kept = self._packed(codec.kept(tensor, value, base))
+        kept = self._packed(codec.next_base(tensor, value, base))
         digest = self._stage(End.SENT, key.sample, len(x), kept)
         return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
 
@@ -180,33 +180,37 @@ class FrameCoder:
         """
         record = self._record(End.SENT, frame.key.sample, frame.tensor.tokens)
         base = self._base_of(record) if record else None
-        codec = self._along(self._codec_of(frame.key), Kind.CHANGE)
+        codec = self._along(self._codec_of(frame.key), BasisKind.CHANGE)
         value = codec.decode(frame.tensor, base, device=self._device)
         return self._encode_key(frame.key, value)
 
     def basis_of(self, frame: Frame) -> Basis | None:
         """Return the basis with which a frame of this end was encoded."""
-        kind = Kind.CHANGE if frame.kind is FrameKind.DELTA else _kind_alone(frame.key.direction)
-        return self._bases.known(BasisKey(self._boundary, kind))
+        kind = (
+            BasisKind.CHANGE if frame.kind is FrameKind.DELTA else _kind_alone(frame.key.direction)
+        )
+        return self._bases.cached(BasisKey(self._boundary, kind))
 
     def new_bases(self, direction: Direction, samples: Iterable[SampleId]) -> list[Basis]:
         """Return the bases that frames of these samples use in this step for the first time."""
         kinds = _KINDS[direction]
         if direction is Direction.FORWARD:
             kept = set(self._store.samples(self._boundary, End.SENT).tolist())
-            kinds = sorted({Kind.CHANGE if one in kept else Kind.FIRST for one in samples})
-        return self._bases_by(self._bases.new, kinds)
+            kinds = sorted(
+                {BasisKind.CHANGE if one in kept else BasisKind.FIRST for one in samples}
+            )
+        return self._bases_by(self._bases.first_used, kinds)
 
-    def coming_bases(self, direction: Direction) -> list[Basis]:
+    def next_bases(self, direction: Direction) -> list[Basis]:
         """Return the bases of the next step in this direction, computing them if necessary."""
-        return self._bases_by(self._bases.coming, _KINDS[direction])
+        return self._bases_by(self._bases.next_basis, _KINDS[direction])
 
-    def learned_bases(self, direction: Direction) -> list[Basis]:
+    def ready_bases(self, direction: Direction) -> list[Basis]:
         """Return the bases of the next step that are computed already."""
-        return self._bases_by(self._bases.learned, _KINDS[direction])
+        return self._bases_by(self._bases.next_if_ready, _KINDS[direction])
 
     def _bases_by(
-        self, look_up: Callable[[BasisKey], Basis | None], kinds: Iterable[Kind]
+        self, look_up: Callable[[BasisKey], Basis | None], kinds: Iterable[BasisKind]
     ) -> list[Basis]:
         found = (look_up(BasisKey(self._boundary, kind)) for kind in kinds)
         return [basis for basis in found if basis is not None]
@@ -222,7 +226,7 @@ class FrameCoder:
     @property
     def most_basis_bytes(self) -> int:
         """Size limit of a basis with the run's channels."""
-        return most_bytes(self._channels)
+        return max_basis_bytes(self._channels)
 
     def decode(self, frame: Frame, basis: Basis | None = None) -> Tensor | Refusal:
         """Decode a frame to the tensor of the next computation, float32 [tokens, channels].
@@ -241,7 +245,7 @@ class FrameCoder:
         """
         self.check(frame)
         value = self._decoded(frame, basis)
-        return value if isinstance(value, Refusal) else handed_over(value)
+        return value if isinstance(value, Refusal) else share_with_default_stream(value)
 
     def _decoded(self, frame: Frame, basis: Basis | None) -> Tensor | Refusal:
         tensor, sample, device = frame.tensor, frame.key.sample, self._device
@@ -261,19 +265,19 @@ class FrameCoder:
             base = self._base_of(record)
         codec = _with(codec, basis)
         value = codec.decode(tensor, base, device=device)
-        payload = self._packed(codec.kept(tensor, value, base))
+        payload = self._packed(codec.next_base(tensor, value, base))
         if _result(fingerprint_of(payload), tensor) != frame.result_digest:
             return self._differs(frame)
         self._stage(End.RECEIVED, sample, tensor.tokens, payload)
         return value
 
-    def constant(self, sample: SampleId, tokens: int) -> Tensor | None:
+    def read_constant(self, sample: SampleId, tokens: int) -> Tensor | None:
         """Return a sample's cached constant, float32 [tokens, channels]; None if it is missing."""
         codec, record = self._constant_codec, self._record(End.RECEIVED, sample, tokens)
         if codec is None or record is None:
             return None
         kept = EncodedTensor(codec.spec, tokens, self._channels, record.payload)
-        return handed_over(codec.decode(kept, device=self._device))
+        return share_with_default_stream(codec.decode(kept, device=self._device))
 
     def check(self, frame: Frame, *, is_early: bool = False) -> None:
         """Check a frame's header and size against the step's plan, without reading the payload.
@@ -325,7 +329,9 @@ class FrameCoder:
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
         codec = self._along(self._codecs.of_keys[key.direction], _kind_alone(key.direction))
         tensor, value = codec.encode_and_decode(x)
-        digest = self._stage(End.SENT, key.sample, len(x), self._packed(codec.kept(tensor, value)))
+        digest = self._stage(
+            End.SENT, key.sample, len(x), self._packed(codec.next_base(tensor, value))
+        )
         return Frame(key, FrameKind.KEY, tensor, result_digest=_result(digest, tensor))
 
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
@@ -342,21 +348,21 @@ class FrameCoder:
         self._stage(End.RESIDUAL, key.sample, len(x), pack_buffer(residual))
         return tensor
 
-    def _along(self, codec: Codec, kind: Kind) -> Codec:
+    def _along(self, codec: Codec, kind: BasisKind) -> Codec:
         """Return the codec with its basis of that kind, if it uses one and there is one."""
         if not codec.spec.has_basis:
             return codec
         return _with(codec, self._bases.get(BasisKey(self._boundary, kind)))
 
     def _note(
-        self, key: FrameKey, codec: Codec, kind: Kind, x: Tensor, base: Tensor | None = None
+        self, key: FrameKey, codec: Codec, kind: BasisKind, x: Tensor, base: Tensor | None = None
     ) -> None:
         """Record a training sample's frame for the next basis."""
         where = BasisKey(self._boundary, kind)
         if not isinstance(codec, _AlongBasis) or self.is_held_out(key):
             return
         step_size = codec.step_of(x) if isinstance(codec, DirectionalCodec) else 0.0
-        self._bases.note(where, key.sample, x, base, step_size)
+        self._bases.record_frame(where, key.sample, x, base, step_size)
 
     def _record(self, end: End, sample: SampleId, tokens: int) -> BufferRecord | None:
         """Return a record of a sample; None if it is missing or has another shape."""
@@ -389,16 +395,16 @@ class FrameCoder:
 
 def basis_needed(frame: Frame) -> bytes:
     """Return the name of the basis that a frame uses; empty if it uses none."""
-    return name_in(frame.tensor.payload) if frame.tensor.codec.has_basis else b""
+    return basis_name(frame.tensor.payload) if frame.tensor.codec.has_basis else b""
 
 
 def _with(codec: Codec, basis: Basis | None) -> Codec:
-    return codec.along(basis) if isinstance(codec, _AlongBasis) else codec
+    return codec.with_basis(basis) if isinstance(codec, _AlongBasis) else codec
 
 
-def _kind_alone(direction: Direction) -> Kind:
+def _kind_alone(direction: Direction) -> BasisKind:
     """Return the kind of basis for a frame without a buffer."""
-    return Kind.FIRST if direction is Direction.FORWARD else Kind.GRADIENT
+    return BasisKind.FIRST if direction is Direction.FORWARD else BasisKind.GRADIENT
 
 
 def _result(buffer_digest: bytes, tensor: EncodedTensor) -> bytes:

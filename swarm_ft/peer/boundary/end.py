@@ -19,8 +19,8 @@ from swarm_ft.codec.basis import Basis
 from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.log import get_logger
+from swarm_ft.peer.boundary.basis_transfer import BasisReceiver, BasisSender
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, basis_needed
-from swarm_ft.peer.boundary.sharing import Borrower, Lender
 from swarm_ft.peer.context import run_in
 from swarm_ft.peer.links import LinkChannel, Send
 from swarm_ft.peer.timeline import Timeline
@@ -61,7 +61,7 @@ class Boundary:
         pool: Codec threads.
         deliver: Callback for every decoded sample.
         timeline: Recorder of coded, sent and received frames.
-        taken: Callback for every held-out sample of this side that the other side has consumed.
+        on_consumed: Callback for each held-out sample that the other side has consumed.
     """
 
     def __init__(  # noqa: PLR0913 - what an attempt shares with its parts, by name
@@ -74,9 +74,9 @@ class Boundary:
         pool: Executor,
         deliver: Callable[[FrameKey, Tensor], None],
         timeline: Timeline,
-        taken: Callable[[FrameKey], None] = lambda _key: None,
+        on_consumed: Callable[[FrameKey], None] = lambda _key: None,
     ) -> None:
-        self._taken = taken
+        self._taken = on_consumed
         self._unconsumed: set[FrameKey] = set()
         self.is_connected = asyncio.Event()
         self._hello = hello
@@ -95,8 +95,8 @@ class Boundary:
         self._changed = asyncio.Event()
         self._to_send: set[SampleId] = set()
         self._num_unsent = 0
-        self._basis_sender = Lender()
-        self._basis_receiver = Borrower(coder.most_basis_bytes)
+        self._basis_sender = BasisSender()
+        self._basis_receiver = BasisReceiver(coder.most_basis_bytes)
         is_above = sends is Direction.BACKWARD
         self._receives_bases = is_above or coder.has_bases(Direction.BACKWARD)
         self._step = StepNumber(-1)
@@ -153,14 +153,14 @@ class Boundary:
         if key.sample in self._to_send:
             self._to_send.remove(key.sample)
             if not self._to_send:
-                self._send_bases_soon(partial(self._coder.coming_bases, self._session.sends))
+                self._send_bases_soon(partial(self._coder.next_bases, self._session.sends))
 
     def _send_bases_soon(self, find: _FindBases) -> None:
         if self._coder.has_bases(self._session.sends):
             self._num_unsent += 1
             self._encode_jobs.put_nowait(find)
 
-    def computed(self, key: FrameKey) -> None:
+    def acknowledge_consumed(self, key: FrameKey) -> None:
         """Acknowledge a held-out sample once this side has computed with it.
 
         The sender allows only a few samples without an acknowledgement, so it stays close to this
@@ -168,7 +168,7 @@ class Boundary:
         """
         self._apply(self._session.accepted(key))
 
-    def hold(self, key: FrameKey, x: Tensor) -> None:
+    def mark_delivered(self, key: FrameKey, x: Tensor) -> None:
         """Record a tensor as sent without sending it; the receiver has it from an earlier attempt.
 
         The receiver also has the buffer that resulted. This end lost its own copy with the
@@ -195,9 +195,9 @@ class Boundary:
 
     def lacks(self, keys: Iterable[FrameKey]) -> bool:
         """Whether one of these frames has not arrived yet."""
-        return self._session.lacks(keys)
+        return self._session.has_missing(keys)
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until the other side has acknowledged everything that was sent in this step.
 
         The bases for the next step have been sent by then.
@@ -223,7 +223,7 @@ class Boundary:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._encode())
             group.create_task(self._decode())
-            group.create_task(self._channel.attend(self))
+            group.create_task(self._channel.keep_connected(self))
 
     async def _encode(self) -> None:
         while True:
@@ -263,13 +263,13 @@ class Boundary:
             self._changed.set()
             return
         self._apply(self._session.send(frame))
-        for basis in self._coder.learned_bases(self._session.sends):
+        for basis in self._coder.ready_bases(self._session.sends):
             self._basis_sender.begin(basis)
         self._send_parts(self._basis_sender.part(len(frame.tensor.payload)))
 
     def _send_parts(self, parts: Iterator[SharedBasis]) -> None:
         for part in parts:
-            self._channel.say(part)
+            self._channel.send(part)
 
     async def _decode(self) -> None:
         while True:
@@ -278,7 +278,7 @@ class Boundary:
             try:
                 value = await run_in(self._pool, self._timed_decode, frame, basis)
             except BadFrame as error:
-                self._session.dropped(frame.key)
+                self._session.retry(frame.key)
                 self._channel.break_off(error)
                 continue
             if isinstance(value, Refusal):
@@ -308,13 +308,13 @@ class Boundary:
             match effect:
                 case Transmit(message):
                     self._send_basis_of(message)
-                    self._channel.say(message)
+                    self._channel.send(message)
                 case Deliver(frame) if frame.tensor.tokens == self._expected.get(frame.key):
                     self._decode_jobs.put_nowait(frame)
                 case Deliver(frame):
                     # The error is not raised: the frame may be older than its step, and `begin`
                     # must not fail.
-                    self._session.dropped(frame.key)
+                    self._session.retry(frame.key)
                     self._channel.break_off(self._not_planned(frame))
                 case Reencode(frame, reason):
                     logger.warning("boundary %d: key frame for %s", self._hello.boundary, reason)
@@ -329,7 +329,7 @@ class Boundary:
         """Send the basis of a frame before the frame, once for each connection."""
         if not isinstance(message, Frame) or not (name := basis_needed(message)):
             return
-        if not self._basis_sender.has_said(name) and (basis := self._coder.basis_of(message)):
+        if not self._basis_sender.has_sent(name) and (basis := self._coder.basis_of(message)):
             self._send_parts(self._basis_sender.whole(basis))
 
     def _not_planned(self, frame: Frame) -> BadFrame:
@@ -340,7 +340,7 @@ class Boundary:
 
     # ---- what the channel calls
 
-    def connected(self, hello: BoundaryHello) -> None:
+    def on_connected(self, hello: BoundaryHello) -> None:
         """Connect the session to the other end; see `ChannelEnd`."""
         ours = self._hello
         if hello.boundary != ours.boundary:
@@ -353,7 +353,7 @@ class Boundary:
         self._basis_receiver.reconnected()
         self._apply(self._session.connected(hello))
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         """Disconnect the session; see `ChannelEnd`."""
         self.is_connected.clear()
         self._session.disconnected()
@@ -367,7 +367,7 @@ class Boundary:
         if isinstance(message, Frame):
             # The check comes before the session stores the frame, and so bounds its memory.
             self._coder.check(message, is_early=message.key.step > self._step)
-            self._basis_receiver.named(basis_needed(message))
+            self._basis_receiver.mark_used(basis_needed(message))
         self._apply(self._session.receive(message))
         if isinstance(message, Frame):
             self._add_span(SpanKind.RECEIVE, message, begin_s)

@@ -28,7 +28,7 @@ from swarm_ft.peer.reduce.gradient_coder import (
     EncodedSum,
     GradientCoder,
     Residuals,
-    SumKeeper,
+    SumCollector,
 )
 from swarm_ft.protocol.machines.all_reduce import AllReduce, BreakOff, ReduceEffect, TransmitPiece
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -51,7 +51,7 @@ from swarm_ft.stage.base import Engine
 
 _TASKS_AT_WORK = 2
 """Tasks that run in the codec threads at the same time."""
-_Coder = GradientCoder | SumKeeper
+_Coder = GradientCoder | SumCollector
 
 
 class GradientReducer:
@@ -153,7 +153,7 @@ class GradientReducer:
         if not num_values:
             raise OutOfTurn(f"all-reduce of step {step}: no connected member has weights")
         self._divide(num_values, listeners)
-        keeper = SumKeeper(self._codec)
+        keeper = SumCollector(self._codec)
         await self._run_step(step, keeper)
         return keeper.result
 
@@ -194,7 +194,7 @@ class GradientReducer:
             for _ in range(_TASKS_AT_WORK):
                 group.create_task(self._work())
             for member, channel in self._channels.items():
-                group.create_task(channel.attend(_MemberEnd(self, member)))
+                group.create_task(channel.keep_connected(_MemberEnd(self, member)))
 
     async def _work(self) -> None:
         while True:
@@ -230,7 +230,7 @@ class GradientReducer:
         for effect in effects:
             match effect:
                 case TransmitPiece(member, message):
-                    self._channels[member].say(message)
+                    self._channels[member].send(message)
                 case BreakOff(member, error):
                     self._channels[member].break_off(error)
                 case EncodeShare() | SumShares() | TakeSum() if self._coder is not None:
@@ -241,7 +241,7 @@ class GradientReducer:
 
     # ---- calls of the channels, see `ChannelEnd`
 
-    def connected(self, member: int, hello: ReduceHello) -> None:
+    def on_connected(self, member: int, hello: ReduceHello) -> None:
         """Connect a member.
 
         Raises:
@@ -266,7 +266,7 @@ class GradientReducer:
                 f"{hello.num_values} at {whose}"
             )
 
-    def disconnected(self, member: int) -> None:
+    def on_disconnected(self, member: int) -> None:
         """Disconnect a member."""
         self._machine.disconnected(member)
         self._connected.discard(member)
@@ -302,7 +302,7 @@ class GradientReducer:
     @property
     def waits_for(self) -> tuple[PeerId, ...]:
         """Members that this member needs to continue the present step."""
-        lacked = self._machine.lacks if self._coder is not None else ()
+        lacked = self._machine.waits_for if self._coder is not None else ()
         return tuple(self._members[member] for member in lacked)
 
     def _update_connected(self) -> None:
@@ -325,8 +325,8 @@ class _MemberEnd:
 
     def __init__(self, reducer: GradientReducer, member: int) -> None:
         self.hello = reducer.hello
-        self.disconnected = partial(reducer.disconnected, member)
-        self.connected = partial(reducer.connected, member)
+        self.on_disconnected = partial(reducer.on_disconnected, member)
+        self.on_connected = partial(reducer.on_connected, member)
         self.receive = partial(reducer.receive, member)
         self.write = partial(reducer.write, member)
 
@@ -339,7 +339,7 @@ class _MemberEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ReduceGroup:
     """A group of peers that sum the gradients of shared weights.
 
     Attributes:
@@ -355,7 +355,7 @@ class Group:
         """Peers of the group."""
         return self.givers + self.listeners
 
-    def heard_by(self, peer: PeerId) -> tuple[PeerId, ...]:
+    def channel_peers(self, peer: PeerId) -> tuple[PeerId, ...]:
         """Return the peers with which a member has a channel.
 
         Listeners have none among themselves.
@@ -364,7 +364,7 @@ class Group:
         return tuple(other for other in others if other != peer)
 
 
-def groups_of(stages: Sequence[Stage]) -> tuple[Group, ...]:
+def reduce_groups(stages: Sequence[Stage]) -> tuple[ReduceGroup, ...]:
     """Divide the replicas of several stages into groups with one giver of each stage.
 
     There are as many groups as the smallest stage has replicas; the other replicas listen, spread
@@ -372,7 +372,7 @@ def groups_of(stages: Sequence[Stage]) -> tuple[Group, ...]:
     """
     count = min((len(stage.peers) for stage in stages), default=0)
     return tuple(
-        Group(
+        ReduceGroup(
             givers=tuple(stage.peers[i] for stage in stages),
             listeners=tuple(peer for stage in stages for peer in stage.peers[count + i :: count]),
         )
@@ -381,7 +381,7 @@ def groups_of(stages: Sequence[Stage]) -> tuple[Group, ...]:
 
 
 async def synchronise(
-    reducer: GradientReducer, group: Group, step: StepNumber, engine: Engine, compute: Pool
+    reducer: GradientReducer, group: ReduceGroup, step: StepNumber, engine: Engine, compute: Pool
 ) -> None:
     """Sum the step's gradients of shared weights over the stages, and set the sum in the engine.
 

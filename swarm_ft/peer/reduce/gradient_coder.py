@@ -272,7 +272,7 @@ class GradientCoder:
         return None
 
 
-class SumKeeper:
+class SumCollector:
     """The sum of a step at a listener: checked piece by piece and stored in encoded form."""
 
     def __init__(self, codec: PieceCodec) -> None:

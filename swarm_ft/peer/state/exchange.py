@@ -22,10 +22,10 @@ from swarm_ft import failpoints
 from swarm_ft.errors import BadSnapshot, OutOfTurn, Unavailable
 from swarm_ft.ids import Attempt, PeerId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.context import PeerContext, run_in, to_its_end
+from swarm_ft.peer.context import PeerContext, run_in, run_uncancellable
 from swarm_ft.peer.failures import failure_of, stage_failed
-from swarm_ft.peer.keeping import KeptShards
-from swarm_ft.peer.state.learner import CatchingUp
+from swarm_ft.peer.snapshot_keeper import SnapshotKeeper
+from swarm_ft.peer.state.learner import CatchUpTransfer
 from swarm_ft.peer.state.recut import recut
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.private_files import private_folder
@@ -78,9 +78,9 @@ class StateExchange:
         folder: Path,
         spec_digest: bytes,
         snapshots: SnapshotStore | None,
-        keeper: KeptShards | None = None,
+        keeper: SnapshotKeeper | None = None,
     ) -> None:
-        self.catching_up: CatchingUp | None = None
+        self.catching_up: CatchUpTransfer | None = None
         self._context = context
         self._state = state
         self._folder = folder
@@ -111,7 +111,7 @@ class StateExchange:
 
     # ---- requests of an assignment
 
-    def follow(self, assign: Assign, layers: LayerRange) -> None:
+    def apply_assignment(self, assign: Assign, layers: LayerRange) -> None:
         """Begin, continue or end the transfer of the state to this peer.
 
         Raises:
@@ -125,29 +125,31 @@ class StateExchange:
             self._stop_catching_up()
             return
         name = ShardName(run_id=assign.run_id, step=step, layers=layers)
-        if self.catching_up is not None and self.catching_up.goes_on_with(assign, name):
-            self.catching_up.expect(assign.attempt)
+        if self.catching_up is not None and self.catching_up.can_resume(assign, name):
+            self.catching_up.begin_attempt(assign.attempt)
         elif step == assign.committed_steps:
             self._stop_catching_up()
-            self.catching_up = CatchingUp(self._context, self._state, self._folder, name, assign)
+            self.catching_up = CatchUpTransfer(
+                self._context, self._state, self._folder, name, assign
+            )
         else:
             raise OutOfTurn(
                 f"{name}: expected the sums of all {assign.committed_steps} committed steps, some "
                 "are missing here"
             )
         if self._last_catch_up is not None:
-            self.catching_up.take(self._last_catch_up)
+            self.catching_up.start_fetch(self._last_catch_up)
 
     def _stop_catching_up(self) -> None:
         if self.catching_up is not None:
             self.catching_up.close()
             self.catching_up = None
 
-    def take(self, take: CatchUp) -> None:
+    def start_catch_up(self, take: CatchUp) -> None:
         """Begin to fetch the state; the notice may come before its assignment."""
         self._last_catch_up = take
         if self.catching_up is not None:
-            self.catching_up.take(take)
+            self.catching_up.start_fetch(take)
 
     def is_outdated(self, assign: Assign, layers: LayerRange) -> bool:
         """Whether the state here, if any, is not the one with which the run continues."""
@@ -158,7 +160,7 @@ class StateExchange:
         mine = (self._state.committed_steps, self._state.last_attempt)
         return assign.fresh and mine != (assign.committed_steps, assign.last_attempt)
 
-    async def take_up(self, assign: Assign, layers: LayerRange) -> None:
+    async def restore_snapshot(self, assign: Assign, layers: LayerRange) -> None:
         """Restore the stage from the run's snapshot, if the run rolled back to one.
 
         If the snapshot has other stages, the state is assembled from all that contain its layers.
@@ -260,7 +262,7 @@ class StateExchange:
         except Exception as error:  # noqa: BLE001 - it is reported, and logged if it is a bug
             failure = failure_of(error, name.run_id)
             logger.warning("%s: cannot be offered: %s", name, failure.message)
-            self._context.say(stage_failed(name.run_id, self._attempt, failure))
+            self._context.send_to_coordinator(stage_failed(name.run_id, self._attempt, failure))
 
     def planned(self, plan: PlanStep) -> None:
         """End the offers to peers that compute in this step, since they have the state."""
@@ -300,7 +302,7 @@ class StateExchange:
                 await asyncio.sleep(RETRY_S)
 
     def _report_offered(self, name: ShardName, offered: OfferedShard) -> None:
-        self._context.say(
+        self._context.send_to_coordinator(
             StageOffered(
                 run_id=name.run_id,
                 attempt=self._attempt,
@@ -332,7 +334,7 @@ class StateExchange:
             raise OutOfTurn(
                 f"snapshot: expected a state of {save.step} committed steps, got {committed}"
             )
-        contents, name = await self._state.everything(), self._state.name
+        contents, name = await self._state.full_state(), self._state.name
         has_key = name.layers in self._stage_keys
         seals = self._state.files.seals or (save.by_peers and has_key)
         files = self._files_of(name.layers, seals=seals)
@@ -348,9 +350,11 @@ class StateExchange:
         except Exception as error:  # noqa: BLE001 - it is reported, and logged if it is a bug
             failure = failure_of(error, name.run_id)
             logger.warning("%s: cannot be saved: %s", name, failure.message)
-            self._context.say(StageUnsaved(name=name, reason=failure.message))
+            self._context.send_to_coordinator(StageUnsaved(name=name, reason=failure.message))
             return
-        self._context.say(StageSaved(name=name, digest=entry.digest, total_bytes=entry.total_bytes))
+        self._context.send_to_coordinator(
+            StageSaved(name=name, digest=entry.digest, total_bytes=entry.total_bytes)
+        )
 
     async def _put(self, name: ShardName, contents: ShardContents, files: LocalFiles) -> SavedStage:
         """Put a state into the snapshot store; a cancelled call waits for the write under way."""
@@ -358,7 +362,7 @@ class StateExchange:
         failpoints.reached_meanwhile("saving")
         async with self._temporary_file(name, contents, files) as path:
             put = asyncio.to_thread(store.put_shard, name, path)
-            return await to_its_end(asyncio.create_task(put))
+            return await run_uncancellable(asyncio.create_task(put))
 
     async def _keep_locally(
         self, name: ShardName, contents: ShardContents, files: LocalFiles
@@ -368,7 +372,7 @@ class StateExchange:
             raise Unavailable("this peer keeps no snapshots, or has no key to encrypt them with")
         async with self._temporary_file(name, contents, files) as path:
             put = self._keeper.put(replace(name, is_saved=True), path)
-            file = await to_its_end(asyncio.create_task(put))
+            file = await run_uncancellable(asyncio.create_task(put))
         return SavedStage(layers=name.layers, digest=file.digest, total_bytes=file.total_bytes)
 
     @asynccontextmanager
@@ -392,7 +396,7 @@ class StateExchange:
         what = folder, name, self._spec_digest, contents, files
         writing = asyncio.create_task(asyncio.to_thread(write_shard, *what))
         try:
-            return await to_its_end(writing)
+            return await run_uncancellable(writing)
         except asyncio.CancelledError:
             if writing.done() and writing.exception() is None:
                 writing.result().unlink()

@@ -137,7 +137,7 @@ RETRY_S = 2.0
 """Seconds between tries; chunks that arrived are kept."""
 
 
-class CatchingUp:
+class CatchUpTransfer:
     """The transfer of a state to this peer; see the module.
 
     It outlives attempts; each of them calls `expect` and `run`.
@@ -180,20 +180,20 @@ class CatchingUp:
         self._contents: ShardContents | None = None
         self._state_bytes, self._proof = 0, b""
         self._one_at_a_time = asyncio.Lock()
-        self.expect(assign.attempt)
+        self.begin_attempt(assign.attempt)
 
-    def goes_on_with(self, assign: Assign, name: ShardName) -> bool:
+    def can_resume(self, assign: Assign, name: ShardName) -> bool:
         """Whether an assignment requests this state, and no sum since was missed."""
         mine = (self.name, self._received_steps, self._received_attempt)
         return mine == (name, assign.committed_steps, assign.last_attempt)
 
-    def expect(self, attempt: Attempt) -> None:
+    def begin_attempt(self, attempt: Attempt) -> None:
         """Accept only `CatchUp` messages and sums of this attempt from now on."""
         self._attempt = attempt
         self._open = None
         self._take: asyncio.Future[CatchUp] = asyncio.get_running_loop().create_future()
 
-    def take(self, take: CatchUp) -> None:
+    def start_fetch(self, take: CatchUp) -> None:
         """Begin to fetch the state."""
         if take.attempt == self._attempt and not self._take.done():
             self._take.set_result(take)
@@ -208,7 +208,7 @@ class CatchingUp:
                 file does not contain it.
             Unavailable: The disk cannot return the backlog.
         """
-        await self._state.at_rest()
+        await self._state.wait_idle()
         if self._state.committed_steps < self.name.step:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._state.prepare(self.name.layers))
@@ -223,7 +223,7 @@ class CatchingUp:
             state_bytes=self._state_bytes,
             proof=self._proof,
         )
-        self._context.say(caught_up)
+        self._context.send_to_coordinator(caught_up)
 
     async def _fetch(self) -> None:
         if self._contents is not None:
@@ -274,11 +274,11 @@ class CatchingUp:
 
     # ---- steps
 
-    def summed(self, attempt: Attempt, step: StepNumber, total: EncodedSum) -> None:
+    def store_sum(self, attempt: Attempt, step: StepNumber, total: EncodedSum) -> None:
         """Store the sum of the step under way until its commit."""
         self._open = attempt, step, total
 
-    def expects(self, commit: CommitStep) -> bool:
+    def awaits_commit(self, commit: CommitStep) -> bool:
         """Whether a commit is of the step whose sum is stored."""
         return self._open is not None and self._open[:2] == (commit.attempt, commit.step)
 
@@ -289,7 +289,7 @@ class CatchingUp:
             OutOfTurn: The commit is of another step.
             Unavailable: The disk refuses the sum.
         """
-        if self._open is None or not self.expects(commit):
+        if self._open is None or not self.awaits_commit(commit):
             raise OutOfTurn(
                 f"commit of step {commit.step}, sums of {self._received_steps} steps are here"
             )

@@ -251,11 +251,11 @@ class StageState:
         bases: Bases of this stage's frames.
         committed_steps: Number of steps in the state.
         last_attempt: Attempt that committed the last of them.
-        summed_in: Attempt whose complete gradients the engine holds; None if it holds none.
+        gradient_attempt: Attempt whose complete gradients the engine holds; None if it holds none.
         progress: Progress of the open step in the engine; None if the step begins anew.
-        holds_least: Whether memory ran out before, so that the stage holds no more microbatches
+        limits_microbatches: Whether memory ran out, so that the stage holds no more microbatches
             than plain 1F1B does.
-        elsewhere: Buffers of samples that pass other replicas in the open step; its commit makes
+        outdated_buffers: Buffers of samples at other replicas in the open step; its commit makes
             them out of date.
     """
 
@@ -282,10 +282,10 @@ class StageState:
         self.residuals = Residuals()
         self.bases = Bases()
         self.committed_steps, self.last_attempt = 0, NO_ATTEMPT
-        self.summed_in: Attempt | None = None
+        self.gradient_attempt: Attempt | None = None
         self.progress: StepProgress | None = None
-        self.holds_least = False
-        self.elsewhere: tuple[BufferKey, ...] = ()
+        self.limits_microbatches = False
+        self.outdated_buffers: tuple[BufferKey, ...] = ()
 
     @property
     def run_id(self) -> RunId:
@@ -318,7 +318,7 @@ class StageState:
         step = StepNumber(self.committed_steps)
         return ShardName(run_id=self._run_id, step=step, layers=self.engine.layers)
 
-    def held(self, exported: ShardFile | None) -> HeldStage | None:
+    def reported_state(self, exported: ShardFile | None) -> HeldStage | None:
         """Return the state to report in a hello; None if nothing is loaded."""
         if self._engine is None:
             return None
@@ -339,7 +339,7 @@ class StageState:
             is_beginning: Whether the run begins (again), so that buffers of an earlier try are
                 deleted.
         """
-        await self.at_rest()
+        await self.wait_idle()
         self.drop()
         if is_beginning:
             await asyncio.to_thread(self.store.forget)
@@ -350,7 +350,7 @@ class StageState:
         async with self._one_change:
             if self._engine is None:
                 await run_in(
-                    self._context.codecs, compile_codecs, self._spec, self._context.codes_on
+                    self._context.codecs, compile_codecs, self._spec, self._context.codec_device
                 )
                 self._engine = await self._loaded(layers)
                 logger.info("run %s: loaded layers %s", self._run_id, layers)
@@ -380,7 +380,7 @@ class StageState:
         await asyncio.to_thread(self.store.forget)
         await asyncio.to_thread(self.store.close)
 
-    async def at_rest(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait for a change under way, which continues even if its caller was cancelled."""
         async with self._one_change:
             pass
@@ -405,7 +405,7 @@ class StageState:
             self.last_attempt = commit.attempt
             self.progress = None
             self.residuals.commit()
-            if self.bases.has_news:
+            if self.bases.has_changes:
                 await run_in(self._context.codecs, self.bases.commit)
             await self._commit_buffers(commit.step)
             # The next basis is computed in the background; the step's last frame waits for it.
@@ -431,7 +431,7 @@ class StageState:
         except Exception:
             logger.exception("run %s: the buffers of step %d are lost", self._run_id, step)
             self.store.lose_staged()
-        self.store.drop(self.elsewhere)
+        self.store.drop(self.outdated_buffers)
 
     async def apply_sum(self, commit: CommitStep, total: Tensor) -> None:
         """Apply the sum of a step that the other replicas computed, once.
@@ -463,8 +463,10 @@ class StageState:
     def _check_turn(self, commit: CommitStep) -> None:
         if commit.step > self.committed_steps or self._engine is None:
             raise OutOfTurn(f"expected a commit of step {self.committed_steps}, got {commit.step}")
-        if commit.attempt != self.summed_in:
-            present = "none" if self.summed_in is None else f"attempt {self.summed_in}"
+        if commit.attempt != self.gradient_attempt:
+            present = (
+                "none" if self.gradient_attempt is None else f"attempt {self.gradient_attempt}"
+            )
             raise OutOfTurn(
                 f"commit of step {commit.step}: expected gradients of attempt {commit.attempt} "
                 f"here, got {present}"
@@ -472,7 +474,7 @@ class StageState:
 
     async def begin_step(self, step: StepNumber, num_targets: int) -> StepProgress:
         """Begin the next step, without traces of an earlier try."""
-        self.progress = self.summed_in = None
+        self.progress = self.gradient_attempt = None
         begin = self._context.timeline.timed(SpanKind.GRADIENT, self.engine.begin_step)
         await run_in(self._context.compute, begin, step, num_targets)
         self.store.rollback()
@@ -492,7 +494,7 @@ class StageState:
         Raises:
             OutOfTurn: The engine does not hold that progress.
         """
-        self.progress = self.summed_in = None
+        self.progress = self.gradient_attempt = None
         counted = frozenset(progress.done)
         await run_in(
             self._context.compute,
@@ -534,13 +536,13 @@ class StageState:
         """
         return ShardContents(state=await run_in(self._context.compute, self.engine.state))
 
-    async def everything(self) -> ShardContents:
+    async def full_state(self) -> ShardContents:
         """Return copies of all state at this peer that determines the next steps.
 
         Raises:
             OutOfTurn: Nothing is loaded.
         """
-        await self.at_rest()  # weights are counted before their buffers are committed
+        await self.wait_idle()  # weights are counted before their buffers are committed
         state = await run_in(self._context.compute, self.engine.state)
         kept = self.store, self.residuals, self.bases
         return await run_in(self._context.codecs, with_extras, state, *kept)

@@ -115,7 +115,7 @@ class AllReduce:
         return len(self._done) == len(self._spans) and not any(map(len, outboxes))
 
     @property
-    def lacks(self) -> tuple[int, ...]:
+    def waits_for(self) -> tuple[int, ...]:
         """Members that this one waits for.
 
         First come those whose shares of the next piece of its own shard are missing: others may

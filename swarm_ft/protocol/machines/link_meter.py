@@ -92,7 +92,7 @@ class LinkMeter:
         self._trains: deque[_Train] = deque(maxlen=NUM_KEPT)
         self._trips: deque[float] = deque(maxlen=NUM_KEPT)
         self._serial = 0
-        self.began(0.0)
+        self.reset(0.0)
 
     @property
     def speed(self) -> LinkSpeed:
@@ -108,7 +108,7 @@ class LinkMeter:
             least_round_trip_s=round(min(self._trips, default=0.0), 6),
         )
 
-    def began(self, now_s: float) -> None:
+    def reset(self, now_s: float) -> None:
         """Reset for a new stream; measurements stay."""
         self._began_s = self._pinged_s = self._measured_s = now_s
         self._num_bytes = 0
@@ -119,23 +119,23 @@ class LinkMeter:
 
     # ---- this side
 
-    def wrote(self, num_bytes: int) -> None:
+    def on_written(self, num_bytes: int) -> None:
         """Count bytes that were written; later bytes follow them."""
         self._num_bytes += num_bytes
 
-    def works(self, now_s: float) -> LinkPing | None:
+    def on_busy(self, now_s: float) -> LinkPing | None:
         """Record that there is something to write, after the returned ping."""
         self._is_resting = False
-        return self.look(now_s)
+        return self.tick(now_s)
 
-    def rests(self, now_s: float) -> LinkPing | None:
+    def on_idle(self, now_s: float) -> LinkPing | None:
         """Record that there is nothing more to write."""
         self._is_resting = True
-        ping = self.look(now_s)
+        ping = self.tick(now_s)
         self._is_steady = False
         return ping
 
-    def look(self, now_s: float) -> LinkPing | None:
+    def tick(self, now_s: float) -> LinkPing | None:
         """Return the ping that is due by this time."""
         if self._pending is not None:
             return None
@@ -168,12 +168,12 @@ class LinkMeter:
 
     # ---- messages of the other side
 
-    def pinged(self, ping: LinkPing, now_s: float) -> LinkPong:
+    def on_ping(self, ping: LinkPing, now_s: float) -> LinkPong:
         """Return the answer to a ping, to send at once."""
         came_us = round(1e6 * (now_s - self._began_s))
         return LinkPong(ping.serial, min(max(0, came_us), MAX_CLOCK_US))
 
-    def ponged(self, pong: LinkPong, now_s: float) -> LinkPing | None:
+    def on_pong(self, pong: LinkPong, now_s: float) -> LinkPing | None:
         """Process an answer; an unexpected one changes nothing."""
         mark = self._pending
         if mark is None or pong.serial != mark.serial:
@@ -186,7 +186,7 @@ class LinkMeter:
         if mark.opens:
             begin = _Begin(num_bytes=mark.num_bytes, sent_s=mark.sent_s, came_s=came_s)
             self._open = begin
-        return self.look(now_s)
+        return self.tick(now_s)
 
     def _measure(self, begin: _Begin, end: _Mark, came_s: float, now_s: float) -> None:
         left_s = end.sent_s - begin.sent_s

@@ -57,12 +57,12 @@ ALLOCATED = 1.25
 """Bytes that an allocator needs per byte in use, at most, since there are gaps between tensors."""
 
 
-def least_held(num_stages: int, stage_index: int) -> int:
+def min_microbatches(num_stages: int, stage_index: int) -> int:
     """Return the microbatches of a stage in plain 1F1B: twice the stages behind, plus one."""
     return 2 * (num_stages - 1 - stage_index) + 1
 
 
-def most_held(least: int, *, room_bytes: int, microbatch_bytes: int) -> int:
+def max_microbatches(least: int, *, room_bytes: int, microbatch_bytes: int) -> int:
     """Return the microbatches that a stage may hold at once.
 
     Args:

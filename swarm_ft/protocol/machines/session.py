@@ -100,7 +100,7 @@ class BoundarySession:
         """Forget an acknowledged frame, which nobody needs again in any attempt."""
         self._sent.pop(key, None)
 
-    def lacks(self, keys: Iterable[FrameKey]) -> bool:
+    def has_missing(self, keys: Iterable[FrameKey]) -> bool:
         """Whether some of these frames of this step have not arrived."""
         return not self._received.union(self._decoding).issuperset(keys)
 
@@ -148,7 +148,7 @@ class BoundarySession:
         self._refused.add(key)
         return [Transmit(KeyFrameRequest(key, reason))]
 
-    def dropped(self, key: FrameKey) -> None:
+    def retry(self, key: FrameKey) -> None:
         """Record that the delivered frame was broken; it arrives again over the next stream."""
         self._decoding.discard(key)
 

@@ -52,7 +52,7 @@ PRIOR_SPREAD = Factors(
 """Standard deviations of the factors' logarithms."""
 DRIFT = 0.06
 """Standard deviation of the change of the load's logarithm, from one run to the next."""
-NOISE = 0.12
+NOISE = 0.13
 """Relative standard deviation of a step's seconds by effects outside the model."""
 FEW_STEPS_NOISE = 0.35
 """Relative standard deviation of one step's seconds; the mean of more varies less."""
@@ -107,7 +107,7 @@ class Pipeline:
     Attributes:
         stages: Stages, first to last.
         num_microbatches: Microbatches of a step.
-        told_s: Seconds from the last stage's readiness to the first stage's next step.
+        control_s: Seconds from the last stage's readiness to the first stage's next step.
         cores: Number of peers for which each known machine computes at full speed.
         busy: Peers' worth of cores that other runs need, by machine.
         load: Peers' worth of cores that other programs need, by machine.
@@ -115,7 +115,7 @@ class Pipeline:
 
     stages: tuple[StageWork, ...]
     num_microbatches: int
-    told_s: float = 0.0
+    control_s: float = 0.0
     cores: Mapping[str, float]
     busy: Mapping[str, float]
     load: Mapping[str, float]
@@ -174,7 +174,7 @@ def step_cost(pipeline: Pipeline, factors: Factors) -> StepCost:
 def _settled(pipeline: Pipeline, factors: Factors) -> tuple[float, dict[str, float], StepTime]:
     """Return the seconds of a step, its machines' slowdown, and its bound."""
     times = stage_times(pipeline, factors)
-    told_s = pipeline.told_s + factors.step_s * factors.load
+    told_s = pipeline.control_s + factors.step_s * factors.load
 
     def step(slowed: Mapping[str, float]) -> StepTime:
         known = [
@@ -350,7 +350,7 @@ def factors_of(costs: Costs) -> Factors:
     return Factors(*map(math.exp, costs.logs))
 
 
-def learned(
+def update_costs(
     costs: Costs, step_s: Callable[[Factors], float], measured_s: float, num_steps: int = 100
 ) -> Costs:
     """Return the costs after one more run.
@@ -370,13 +370,15 @@ def learned(
     )
 
 
-def learned_compute(costs: Costs, seconds: Callable[[Factors], float], measured_s: float) -> Costs:
+def update_compute_cost(
+    costs: Costs, seconds: Callable[[Factors], float], measured_s: float
+) -> Costs:
     """Return the costs after peers reported the seconds of their tasks."""
     after, _ = _updated(costs, seconds, measured_s, COMPUTE_NOISE)
     return after
 
 
-def expected(
+def expected_range(
     costs: Costs, seconds: Callable[[Factors], float], more_spread: float = 0.0
 ) -> SecondsRange:
     """Return the range of seconds that depend on the factors.

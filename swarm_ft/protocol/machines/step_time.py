@@ -58,13 +58,15 @@ class StepTime(NamedTuple):
     bound: Bound
 
 
-def step_time(stages: Sequence[StageTime], num_microbatches: int, told_s: float = 0.0) -> StepTime:
+def step_time(
+    stages: Sequence[StageTime], num_microbatches: int, control_s: float = 0.0
+) -> StepTime:
     """Return the duration of a step over these stages.
 
     Args:
         stages: Stages, first to last.
         num_microbatches: Microbatches of a step.
-        told_s: Seconds from the last stage's readiness to the first stage's next step.
+        control_s: Seconds from the last stage's readiness to the first stage's next step.
     """
     alone_s = sum(stage.compute_s + sum(stage.hop_s) for stage in stages)
     comes = [stage.comes for stage in stages]
@@ -79,7 +81,7 @@ def step_time(stages: Sequence[StageTime], num_microbatches: int, told_s: float 
             if seconds > slowest_s:
                 slowest_s, at, bound = seconds, index, what
     reduced_s = max(stage.reduced_s for stage in stages)
-    seconds = alone_s + (num_microbatches - 1) * slowest_s + reduced_s + told_s
+    seconds = alone_s + (num_microbatches - 1) * slowest_s + reduced_s + control_s
     return StepTime(seconds, at, bound)
 
 
@@ -95,7 +97,7 @@ def exchanged(crossings: Sequence[Crossing], index: int) -> tuple[float, float]:
     return goes.forward + comes.backward, comes.forward + goes.backward
 
 
-def foreseen_s(took_s: float, was_s: float, will_s: float) -> float:
+def forecast_after_change_s(took_s: float, was_s: float, will_s: float) -> float:
     """Return the duration of something after a change, by forecasts before and after it.
 
     A forecast is a lower bound. The forecasts' difference is added to the measured duration; where

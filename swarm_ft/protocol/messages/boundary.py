@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from swarm_ft.errors import BadCodec, MalformedMessage
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.spec.bounds import Digest, Length, Range, checked
+from swarm_ft.protocol.spec.bounds import Digest, Length, Range, check_bound
 from swarm_ft.protocol.spec.codec_spec import HEADER_BYTES as CODEC_HEADER_BYTES
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, spec_from_header
 from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
@@ -77,8 +77,8 @@ class EncodedTensor:
         except BadCodec as error:
             raise MalformedMessage(f"tensor: {error.message}") from error
         tokens, channels = _SHAPE.unpack_from(data, CODEC_HEADER_BYTES)
-        checked("tokens", tokens, Range(1, MAX_SEQ_LENGTH))
-        checked("channels", channels, Range(1, MAX_HIDDEN_SIZE))
+        check_bound("tokens", tokens, Range(1, MAX_SEQ_LENGTH))
+        check_bound("channels", channels, Range(1, MAX_HIDDEN_SIZE))
         return cls(codec, tokens, channels, data[TENSOR_HEADER_BYTES:])
 
 

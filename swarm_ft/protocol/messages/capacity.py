@@ -10,7 +10,7 @@ from swarm_ft.protocol.messages.enrolment import NamedMember
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED, Length, Range, Text
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 
 MAX_PLACED = 1024
 """Peers that a plan names."""
@@ -95,7 +95,7 @@ class PlaceRequest:
 
     spec: RunSpec
     run_id: RunId | None = None
-    protocol_version: Annotated[int, Spoken("client", "coordinator")] = PROTOCOL_VERSION
+    protocol_version: Annotated[int, VersionField("client", "coordinator")] = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +169,7 @@ class LinkSample:
     """Peer to coordinator: filler bytes that measure a link."""
 
     data: Annotated[bytes, Length(SAMPLE_BYTES)] = b""
-    protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
+    protocol_version: Annotated[int, VersionField("peer", "coordinator")] = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from swarm_ft.protocol.messages.control import (
     TokenIds,
 )
 from swarm_ft.protocol.messages.enrolment import NamedMember
-from swarm_ft.protocol.messages.events import Serial, Steered, WentBack
+from swarm_ft.protocol.messages.events import Rollback, Serial, Steered
 from swarm_ft.protocol.messages.meeting import MAX_RELAYS, Way
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
@@ -35,11 +35,11 @@ from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import Priority
 from swarm_ft.protocol.spec.run_spec import MAX_COUNTS, Codecs, RunSpec
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 
 # ---- requests of clients to the coordinator; their types bound the values
 
-ClientsVersion = Annotated[int, Spoken("client", "coordinator")]
+ClientsVersion = Annotated[int, VersionField("client", "coordinator")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,7 +217,7 @@ class CodecChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QualityFound:
+class CompressionCost:
     """Cost of compression in a run with a configured quality.
 
     Attributes:
@@ -267,7 +267,7 @@ class RunStatus:
     results: Annotated[tuple[StageResult, ...], Length(MAX_RUN_PEERS)] = ()
     result_step: StepNumber | None = None
     codecs: Annotated[tuple[CodecChange, ...], Length(MAX_CODEC_CHANGES)] = ()
-    quality: QualityFound | None = None
+    quality: CompressionCost | None = None
     steered: Annotated[tuple[Steered, ...], Length(MAX_STEERED)] = ()
     names: Annotated[tuple[NamedMember, ...], Length(MAX_RUN_PEERS)] = ()
 
@@ -361,10 +361,10 @@ class Evaluated:
         return next((loss for loss in known if loss is not None), math.nan)
 
 
-RunEvent = RunStatus | StepCommitted | Evaluated | WentBack
+RunEvent = RunStatus | StepCommitted | Evaluated | Rollback
 
 
-class MemberDoing(IntEnum):
+class MemberActivity(IntEnum):
     """Present activity of a run's member; the numbers are those of the wire."""
 
     LOADING = 1
@@ -398,7 +398,7 @@ class MemberWork:
     stage: int
     replica: int
     num_replicas: int
-    doing: MemberDoing
+    doing: MemberActivity
     waits_for: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
     share: int = 0
     parts_begun: int = 0
@@ -532,7 +532,7 @@ class RunSummary:
     is_paused: bool = False
     learning_rate: Amount = 0.0
     codecs: Codecs | None = None
-    quality: QualityFound | None = None
+    quality: CompressionCost | None = None
     eta_low_s: Amount | None = None
     eta_high_s: Amount | None = None
 

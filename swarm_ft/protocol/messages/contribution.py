@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_ft.protocol.spec.bounds import Range
-from swarm_ft.protocol.spec.sizes import traffic_words
+from swarm_ft.protocol.spec.sizes import format_traffic
 
 MAX_GIVEN_BYTES = 1 << 62
 MAX_SECONDS = 1e12
@@ -47,9 +47,9 @@ class Contribution:
         """Return a text such as `640 samples in 80 steps, 12 min, 50.3 MB sent for training`."""
         samples, steps = _count(self.samples, "sample"), _count(self.steps, "step")
         words = f"{samples} in {steps}, {_time(self.seconds)}"
-        sent = f"{words}, {traffic_words(self.sent_bytes)} sent for training"
+        sent = f"{words}, {format_traffic(self.sent_bytes)} sent for training"
         has_all = self.all_bytes >= self.sent_bytes and self.all_bytes > 0
-        return f"{sent}, {traffic_words(self.all_bytes)} in all" if has_all else sent
+        return f"{sent}, {format_traffic(self.all_bytes)} in all" if has_all else sent
 
 
 def _count(number: int, noun: str) -> str:

@@ -52,7 +52,7 @@ from swarm_ft.protocol.spec.run_spec import (
     Codecs,
     RunSpec,
 )
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 
 # ---- messages from the coordinator to peers
 #
@@ -431,7 +431,7 @@ class LeaveProgress:
     seconds: Measured = 0.0
 
 
-def gist_of(words: str) -> str:
+def without_numbers(words: str) -> str:
     """Return a text without its numbers, which may change while the rest does not."""
     return "".join(c for c in words if not c.isdigit())
 
@@ -503,7 +503,7 @@ class PeerLeaving:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerWorks:
+class PeerResumed:
     """Peer to coordinator: it works again after a pause, or stays after all."""
 
 
@@ -550,7 +550,7 @@ class PeerHello:
     max_beside: Annotated[int, Range(0, MAX_HOSTED - 1)] = 0
     device_memory_bytes: Annotated[int, Range(0, MAX_MEMORY_BYTES)] = 0
     session: Annotated[int, Range(0, MAX_SESSION)] = 0
-    protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
+    protocol_version: Annotated[int, VersionField("peer", "coordinator")] = PROTOCOL_VERSION
 
     def held_of(self, run_id: RunId) -> HeldStage | None:
         """Return the peer's state of a run, if any."""
@@ -769,7 +769,7 @@ FromPeer: TypeAlias = (
     | StageFailed
     | PeerGoodbye
     | PeerLeaving
-    | PeerWorks
+    | PeerResumed
     | PeerAlive
     | StageOffered
     | StageSaved

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from swarm_ft.protocol.spec.bounds import Length, Name, Text
 from swarm_ft.protocol.spec.member_name import Chosen, ShownName, default_name
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 
 MAX_CERTIFICATE_BYTES = 4096
 MAX_INITIAL_PEERS = 16
@@ -22,7 +22,7 @@ class EnrolRequest:
         name: The name that the member chose for people. Empty leaves an earlier choice as it is.
     """
 
-    protocol_version: Annotated[int, Spoken("newcomer", "coordinator")] = PROTOCOL_VERSION
+    protocol_version: Annotated[int, VersionField("newcomer", "coordinator")] = PROTOCOL_VERSION
     name: Chosen = ""
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.spec.bounds import Length, Range, Text
 from swarm_ft.protocol.spec.member_name import ShownName
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 
 MAX_SERIAL = (1 << 63) - 1
 Serial = Annotated[int, Range(0, MAX_SERIAL)]
@@ -135,7 +135,7 @@ class EventsRequest:
     since: Serial = 0
     run_id: RunId | None = None
     follows: bool = False
-    protocol_version: Annotated[int, Spoken("client", "coordinator")] = PROTOCOL_VERSION
+    protocol_version: Annotated[int, VersionField("client", "coordinator")] = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +158,7 @@ class Steered:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WentBack:
+class Rollback:
     """A rollback of a run: steps from `to_step` on are void, and are repeated.
 
     Attributes:

@@ -20,7 +20,7 @@ from swarm_ft.protocol.spec.run_spec import (
     MAX_VOCAB_SIZE,
 )
 from swarm_ft.protocol.spec.sampling import MAX_TEXT_TOKENS, Sampling
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 
 MAX_VALUES_BYTES = 1 << 20
 """Bytes of a part's activations: some seconds of a poor home link, and at least 4 tokens."""
@@ -41,7 +41,7 @@ class BeginText:
     name: ShardName
     max_tokens: Annotated[int, Range(1, MAX_TEXT_TOKENS)]
     sampling: Sampling | None = None
-    protocol_version: Annotated[int, Spoken("client", "peer")] = PROTOCOL_VERSION
+    protocol_version: Annotated[int, VersionField("client", "peer")] = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from swarm_ft.protocol.messages.boundary import BoundaryHello, BoundaryMessage
 from swarm_ft.protocol.messages.reduction import ReduceHello, ReduceMessage, Scope, scope_of
 from swarm_ft.protocol.messages.timeline import ClockTime
 from swarm_ft.protocol.spec.bounds import Range
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 
 Serial = Annotated[int, Range(0, (1 << 32) - 1)]
 
@@ -44,7 +44,7 @@ class LinkHello:
     peer_id: PeerId
     to: PeerId
     run_id: RunId
-    protocol_version: Annotated[int, Spoken("peer", "peer")] = PROTOCOL_VERSION
+    protocol_version: Annotated[int, VersionField("peer", "peer")] = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from swarm_ft.protocol.spec.addresses import MAX_HOUSE_ENDPOINTS, SocketAddress
 from swarm_ft.protocol.spec.bounds import Endpoint, Length, Name, Range, Text
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 
 MEETING_BYTES = 16
 MAX_TICKET_BYTES = 256
@@ -56,11 +56,11 @@ class Reachable:
 
     endpoints: Annotated[tuple[SocketAddress, ...], Length(MAX_ENDPOINTS)] = ()
     mapping_varies: bool = False
-    protocol_version: Annotated[int, Spoken("member", "coordinator")] = PROTOCOL_VERSION
+    protocol_version: Annotated[int, VersionField("member", "coordinator")] = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Want:
+class MeetingRequest:
     """Member to coordinator: a request to meet another member."""
 
     name: MemberName
@@ -84,7 +84,7 @@ class RelayDistance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class RelayDistances:
     """Member to coordinator: distances of the relays that it reaches, now and then."""
 
     distances: Annotated[tuple[RelayDistance, ...], Length(MAX_RELAYS)] = ()
@@ -160,7 +160,7 @@ class RelayHello:
 
     endpoint: Endpoint
     probe_endpoint: Endpoint
-    protocol_version: Annotated[int, Spoken("relay", "coordinator")] = PROTOCOL_VERSION
+    protocol_version: Annotated[int, VersionField("relay", "coordinator")] = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,6 +208,6 @@ class RelayWelcome:
     unix_s: Annotated[float, Range(0.0)]
 
 
-FromMember = Reachable | Want | Linked | Measured
+FromMember = Reachable | MeetingRequest | Linked | RelayDistances
 FromRelay = RelayHello | RelayCarries | LegSeen
 ToMember = Relays | Meet | Punch | NoMeeting

@@ -70,7 +70,7 @@ class RemoteClock:
     def __init__(self) -> None:
         self._trips: deque[RoundTrip] = deque(maxlen=NUM_KEPT)
 
-    def heard(self, trip: RoundTrip) -> None:
+    def add(self, trip: RoundTrip) -> None:
         """Add a round trip; ignore one of an earlier connection: its reply precedes its request."""
         if trip.sent_us <= trip.received_us:
             self._trips.append(trip)

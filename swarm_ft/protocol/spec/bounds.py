@@ -282,7 +282,7 @@ DIGEST = Length(DIGEST_BYTES, DIGEST_BYTES)
 Digest = Annotated[bytes, DIGEST]
 
 
-def checked(name: str, value: T, bound: Bound) -> T:
+def check_bound(name: str, value: T, bound: Bound) -> T:
     """Return `value`, if it is within the bound; for messages that are read by hand.
 
     Raises:
@@ -294,7 +294,7 @@ def checked(name: str, value: T, bound: Bound) -> T:
     return value
 
 
-def checked_text(value: str) -> str:
+def clean_text(value: str) -> str:
     """Return `value` without control characters, cut to a length fit for logs."""
     printable = "".join(c if c.isprintable() else " " for c in value[:MAX_TEXT_BYTES])
     return cut_text(printable, MAX_TEXT_BYTES)

@@ -280,7 +280,7 @@ def parse_dp_spec(text: str) -> CodecSpec:
     return replace(spec, dither=False)
 
 
-def in_place_of(spec: CodecSpec, text: str, direction: Direction) -> CodecSpec:
+def parse_replacement(spec: CodecSpec, text: str, direction: Direction) -> CodecSpec:
     """Return a codec that can replace `spec`, with the per-sample state at both ends.
 
     Buffers and residuals hold values, at bits of their own, and not a codec's codes.

@@ -54,7 +54,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Declared:
+class OptionField:
     """A declared option.
 
     Attributes:
@@ -210,11 +210,11 @@ class Declared:
         return next(words, str(value))
 
 
-def declared(of: type[DataclassInstance]) -> tuple[Declared, ...]:
+def option_fields(of: type[DataclassInstance]) -> tuple[OptionField, ...]:
     """Return the options of a dataclass in order, with those of nested dataclasses in place."""
-    found: list[Declared] = []
+    found: list[OptionField] = []
     for part in _parts(of).values():
-        found += [part] if isinstance(part, Declared) else declared(part)
+        found += [part] if isinstance(part, OptionField) else option_fields(part)
     return tuple(found)
 
 
@@ -230,7 +230,7 @@ def build(of: type[Options], values: Mapping[str, object]) -> Options:
     """
     found: dict[str, Any] = {}
     for name, part in _parts(of).items():
-        if not isinstance(part, Declared):
+        if not isinstance(part, OptionField):
             found[name] = build(part, values)
         elif values.get(name) is not None:
             found[name] = values[name]
@@ -249,19 +249,19 @@ def by_names(of: type[DataclassInstance], named: Mapping[str, object]) -> dict[s
         BadOption: A name is no option (the message has the nearest one), an option occurs twice,
             or a word stands for no value.
     """
-    known = {name: one for one in declared(of) for name in one.names}
+    known = {name: one for one in option_fields(of) for name in one.names}
     values: dict[str, object] = {}
     for name, value in named.items():
         one = known.get(name.replace("-", "_"))
         if one is None:
-            raise BadOption(f"{name!a:.80}: there is no such option{nearest(name, known)}")
+            raise BadOption(f"{name!a:.80}: there is no such option{suggestion(name, known)}")
         if one.field in values:
             raise BadOption(f"{one.flag}: given twice, as {name!a} too")
         values[one.field] = one.value_of(value)
     return values
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean ...?` with a similar known name, or an empty text."""
     alike = difflib.get_close_matches(name.replace("-", "_").lower(), list(known), 1)
     return f"; did you mean '{alike[0]}'?" if alike else ""
@@ -272,7 +272,7 @@ def arguments(options: DataclassInstance) -> list[str]:
     words: list[str] = []
     for name, part in _parts(type(options)).items():
         value = getattr(options, name)
-        if not isinstance(part, Declared):
+        if not isinstance(part, OptionField):
             words += arguments(value)
         elif value is not None and value != part.default:
             words += part.arguments(value)
@@ -291,22 +291,22 @@ def check(options: DataclassInstance) -> None:
         field, words = refused
         raise BadOption(f"{_called(field, parts.get(field))}: {words}")
     for field, part in parts.items():
-        if isinstance(part, Declared) and part.choices:
+        if isinstance(part, OptionField) and part.choices:
             _check_choice(part, getattr(options, field))
 
 
-def _check_choice(one: Declared, value: object) -> None:
+def _check_choice(one: OptionField, value: object) -> None:
     if value not in one.choices.values() and (value is not None or one.default is not None):
         raise BadOption(f"{one.flag}: expected {OneOf(tuple(one.choices))}, got {value!a:.80}")
 
 
 def _called(field: str, part: Part | None) -> str:
-    if isinstance(part, Declared):
+    if isinstance(part, OptionField):
         return part.flag
     return field.replace("num_", "number of ").replace("_", " ")
 
 
-Part = Declared | type["DataclassInstance"]
+Part = OptionField | type["DataclassInstance"]
 
 
 @functools.cache
@@ -317,7 +317,7 @@ def _parts(of: type[DataclassInstance]) -> Mapping[str, Part]:
         kind, notes = _kind_and_notes(field_hints(of)[field.name])
         option = next((note for note in notes if isinstance(note, Option)), None)
         if option is not None:
-            parts[field.name] = Declared(field.name, kind, option, field.default, notes)
+            parts[field.name] = OptionField(field.name, kind, option, field.default, notes)
         elif is_dataclass(kind):
             parts[field.name] = kind
     return parts

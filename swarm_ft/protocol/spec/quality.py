@@ -59,14 +59,14 @@ class QualityControl:
     """Allowed loss, measurements so far, and the resulting step.
 
     Attributes:
-        asked: Share of the perplexity that compression may cost, such as 0.01.
+        allowed: Share of the perplexity that compression may cost, such as 0.01.
         step_size: Step of the quantiser, as a multiple of the activations' spread.
         num_measured: Number of measured steps.
         excess: Sum of the loss that compression added in these, in nats.
         adapts: Whether adapters train, for which a nat costs more.
     """
 
-    asked: Annotated[float, Range(0.0, 1.0)]
+    allowed: Annotated[float, Range(0.0, 1.0)]
     step_size: Annotated[float, Range(MIN_QUALITY_STEP, MAX_QUALITY_STEP)]
     num_measured: int = 0
     excess: float = 0.0
@@ -84,12 +84,12 @@ class QualityControl:
         """Share of the perplexity that compression has cost so far, as far as known."""
         return self._cost_a_nat * max(0.0, self.excess) / max(1, self.num_measured)
 
-    def measured(self, excess: float) -> QualityControl:
+    def with_measurement(self, excess: float) -> QualityControl:
         """Return the state after a step with this added loss by compression, in nats."""
         if not math.isfinite(excess):
             return self
         found = replace(self, num_measured=self.num_measured + 1, excess=self.excess + excess)
-        allowed = self.asked / self._cost_a_nat
+        allowed = self.allowed / self._cost_a_nat
         ratio = min(max(allowed / max(excess, 1e-9), 1 / _MOST**2), _MOST**2)
         factor = ratio ** (_GAIN / _POWER)
         return replace(found, step_size=_bounded(self.step_size * factor))

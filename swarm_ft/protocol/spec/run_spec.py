@@ -29,10 +29,10 @@ from swarm_ft.protocol.spec.codec_spec import (
     CodecSpec,
     Direction,
     Feedback,
-    in_place_of,
     parse_codec_spec,
     parse_dp_spec,
     parse_key_spec,
+    parse_replacement,
 )
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange, parse_trained
@@ -667,7 +667,7 @@ class TrainOptions:
             (Direction.BACKWARD, "--bw", codecs.backward),
         ):
             try:
-                in_place_of(self.codec(way), text, way)
+                parse_replacement(self.codec(way), text, way)
             except BadCodec as error:
                 raise BadCodec(f"{option}: {error.message}") from error
         key = self.key_codec
@@ -781,7 +781,7 @@ class TrainOptions:
         return 8 * self.load_in_8bit or 4 * self.load_in_4bit
 
     @property
-    def held_dtype_bytes(self) -> int:
+    def frozen_value_bytes(self) -> int:
         """Bytes of a value of frozen weights that are not packed."""
         return 2 if self.base_dtype is BaseDtype.BFLOAT16 else 4
 
@@ -790,7 +790,7 @@ class TrainOptions:
         """Size of a block's frozen linear layer, as a share of its size in float32."""
         if self.packed_bits:
             return (self.packed_bits / 8 + BYTES_PER_FLOAT / PACKED_VALUES) / BYTES_PER_FLOAT
-        return self.held_dtype_bytes / BYTES_PER_FLOAT
+        return self.frozen_value_bytes / BYTES_PER_FLOAT
 
     @property
     def trusted_with_ends(self) -> frozenset[PeerId]:
@@ -1047,7 +1047,7 @@ class RunSpec:
         return boundary > self.trained_layers.start
 
     @property
-    def keeps_constants(self) -> bool:
+    def caches_frozen_prefix(self) -> bool:
         """Whether outputs of the frozen prefix are cached per sample.
 
         They are not if a sample is visited once, or with dropout, which changes the value at every
@@ -1056,23 +1056,23 @@ class RunSpec:
         is_met_again = self.train.num_steps > self.train.steps_per_epoch
         return is_met_again and self.trained_layers.start > 0 and not self.train.dropout
 
-    def is_constant(self, boundary: int) -> bool:
+    def is_cacheable(self, boundary: int) -> bool:
         """Whether activations cross the boundary in front of a block once per sample."""
-        return self.keeps_constants and not self.gradients_cross(boundary)
+        return self.caches_frozen_prefix and not self.gradients_cross(boundary)
 
-    def keeps_input(self, layers: LayerRange) -> bool:
+    def caches_input(self, layers: LayerRange) -> bool:
         """Whether a stage caches its input: the lowest one that trains, if it is not the first."""
-        has_constants = layers.start > 0 and self.is_constant(layers.start)
+        has_constants = layers.start > 0 and self.is_cacheable(layers.start)
         return has_constants and self.gradients_cross(layers.stop)
 
-    def entry_of(self, cuts: Iterable[LayerRange]) -> int:
+    def first_uncached_stage(self, cuts: Iterable[LayerRange]) -> int:
         """Return the number of the stage that caches its input, from 0; 0 if none does."""
-        return next((index for index, layers in enumerate(cuts) if self.keeps_input(layers)), 0)
+        return next((index for index, layers in enumerate(cuts) if self.caches_input(layers)), 0)
 
     @property
-    def num_kept(self) -> int:
+    def num_buffered_samples(self) -> int:
         """Number of samples that can have buffers."""
-        return self.train.num_names if self.keeps_constants else self.train.num_samples
+        return self.train.num_names if self.caches_frozen_prefix else self.train.num_samples
 
     def work(self, layers: LayerRange) -> float:
         """Return the computation of a sample's first visit, in units of a block that trains.
@@ -1090,7 +1090,7 @@ class RunSpec:
         of_block = self.model.adapter_bytes if self.train.adapts else self.model.block_bytes
         return count * of_block + self._shared_trained_bytes
 
-    def held_bytes(self, layers: LayerRange) -> float:
+    def memory_bytes(self, layers: LayerRange) -> float:
         """Return the bytes of blocks in memory: weights, and gradients and optimizer if they train.
 
         Weights that all blocks share count at each stage.

@@ -86,7 +86,7 @@ def words_of(token_ids: npt.ArrayLike, is_target: npt.ArrayLike = True) -> Words
     return np.where(is_target, ids, ids | np.uint32(CONTEXT)).astype("<u4")
 
 
-def labelled(
+def label_tokens(
     token_ids: npt.ArrayLike, labels: npt.ArrayLike, is_second: npt.ArrayLike = False
 ) -> Words:
     """Return tokens with their classes as words, uint32.
@@ -103,7 +103,7 @@ def labelled(
     return word.astype("<u4")
 
 
-def joined(documents: Sequence[Words]) -> Words:
+def join_documents(documents: Sequence[Words]) -> Words:
     """Join documents of text into the words of one sample, and mark the further documents.
 
     Args:
@@ -114,7 +114,7 @@ def joined(documents: Sequence[Words]) -> Words:
     return np.concatenate([first, *marked]).astype("<u4")
 
 
-def filled_up(words: Words, seq_length: int) -> Words:
+def pad_rows(words: Words, seq_length: int) -> Words:
     """Return words of one document as rows [N, T]; the last one is filled up."""
     fill = np.full(-len(words) % seq_length, NO_TOKEN, dtype="<u4")
     return np.concatenate([words, fill]).reshape(-1, seq_length)

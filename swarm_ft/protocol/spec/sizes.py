@@ -38,7 +38,7 @@ def _readings(number: str) -> tuple[str, str]:
     return f"{number}{units[0]}", f"{number}{units[1]}"
 
 
-def size_words(num_bytes: int) -> str:
+def format_size(num_bytes: int) -> str:
     """Return a size of memory or disk in binary units: `5 GiB`, `1.5 GiB`, `300 MiB`."""
     for name, unit in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if num_bytes >= unit:
@@ -46,7 +46,7 @@ def size_words(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
-def traffic_words(num_bytes: int) -> str:
+def format_traffic(num_bytes: int) -> str:
     """Return traffic in decimal units, as networks count it: `50.3 MB`."""
     for name, unit in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= unit:

@@ -140,7 +140,7 @@ def task_of(train: TrainOptions) -> Task:
     return Classification(train.task_kind, train.labels)
 
 
-def summed(counts: Iterable[Sequence[int]]) -> tuple[int, ...]:
+def sum_counts(counts: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """Return the counts of all targets from the counts of parts of them."""
     parts = [one for one in counts if one]
     return tuple(sum(of_parts) for of_parts in zip(*parts, strict=True))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from swarm_ft.build import UPDATE, described_version
 from swarm_ft.errors import VersionMismatch
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """Version of the protocol; it rises at each change of a message or of a RunSpec, released or not.
 
 A test checks that: `tests/unit/protocol/wire/test_golden_bytes.py`.
@@ -19,7 +19,7 @@ A test checks that: `tests/unit/protocol/wire/test_golden_bytes.py`.
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class VersionField:
     """Metadata of a version's field: names of sender and receiver, for the error's text."""
 
     sender: str

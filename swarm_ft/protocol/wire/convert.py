@@ -39,14 +39,14 @@ from swarm_ft.protocol.spec.bounds import (
     Line,
     Name,
     Range,
-    checked_text,
+    clean_text,
     cut_text,
     field_hints,
     metadata,
 )
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS
 from swarm_ft.protocol.spec.run_spec import MAX_MICROBATCHES, MAX_SAMPLES, MAX_STEPS
-from swarm_ft.protocol.spec.version import Spoken
+from swarm_ft.protocol.spec.version import VersionField
 
 T = TypeVar("T")
 
@@ -182,7 +182,9 @@ def _record(kind: type, descriptor: Descriptor) -> _Plan:
     if set(names) != set(by_name):
         raise TypeError(f"{kind.__name__}: fields {names}, but {list(by_name)} in the message")
     plans = {name: _field(hints[name], by_name[name]) for name in names}
-    spoken = [(name, s) for name in names for s in metadata(hints[name]) if isinstance(s, Spoken)]
+    spoken = [
+        (name, s) for name in names for s in metadata(hints[name]) if isinstance(s, VersionField)
+    ]
     optional = {name for name in names if _is_optional(hints[name])}
     message_class = GetMessageClass(descriptor)
     writers = [(name, plan.to_wire) for name, plan in plans.items()]
@@ -193,7 +195,7 @@ def _record(kind: type, descriptor: Descriptor) -> _Plan:
 
     def from_wire(message: Message) -> object:
         for name, version in spoken:
-            sender = cut_text(checked_text(getattr(message, "peer_id", "")), MAX_ID_BYTES)
+            sender = cut_text(clean_text(getattr(message, "peer_id", "")), MAX_ID_BYTES)
             version.check(getattr(message, name), sender)
         values: dict[str, Any] = {}
         for name, may_be_absent, read in readers:
@@ -321,7 +323,7 @@ def _single(hint: object, field: FieldDescriptor) -> _Plan:
     if isinstance(kind, type) and issubclass(kind, IntEnum):
         return _Plan(_same, _enum(kind))
     if any(isinstance(one, Cleaned) for one in metadata(hint)):
-        return _Plan(checked_text, checked_text)
+        return _Plan(clean_text, clean_text)
     if kind not in (bool, int, float, str, bytes):
         raise TypeError(f"{field.full_name}: there is no way to send a {hint}")
     return _AS_IT_IS if check is _same else _Plan(_same, check)

@@ -35,7 +35,7 @@ from swarm_ft.protocol.messages.reduction import (
     ReduceHello,
     Scope,
 )
-from swarm_ft.protocol.spec.bounds import DIGEST, Range, checked, checked_text
+from swarm_ft.protocol.spec.bounds import DIGEST, Range, check_bound, clean_text
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.wire.convert import WireType, wire_type
 
@@ -99,7 +99,7 @@ def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
             return PieceAck(_piece_key_from_wire(message.piece_ack))
         case "key_frame_request":
             request = message.key_frame_request
-            return KeyFrameRequest(_key_from_wire(request.key), checked_text(request.reason))
+            return KeyFrameRequest(_key_from_wire(request.key), clean_text(request.reason))
         case "basis":
             return SharedBasis(message.basis.basis, message.basis.rest_bytes)
         case None:
@@ -123,7 +123,7 @@ def _frame_to_wire(frame: Frame, tensor: bytes) -> boundary_pb2.Frame:
 
 
 def _frame_from_wire(frame: boundary_pb2.Frame) -> Frame:
-    kind = FrameKind(checked("frame kind", frame.kind, Range(1, 3)))
+    kind = FrameKind(check_bound("frame kind", frame.kind, Range(1, 3)))
     is_direct, is_delta = kind is FrameKind.DIRECT, kind is FrameKind.DELTA
     if (is_direct and frame.result_digest) or (not is_delta and frame.base_digest):
         raise MalformedMessage(f"{kind.name} frame: has a digest that its kind does not have")
@@ -131,8 +131,8 @@ def _frame_from_wire(frame: boundary_pb2.Frame) -> Frame:
         key=_key_from_wire(frame.key),
         kind=kind,
         tensor=EncodedTensor.from_bytes(frame.tensor),
-        base_digest=checked("base digest", frame.base_digest, DIGEST) if is_delta else b"",
-        result_digest=checked("result digest", frame.result_digest, DIGEST)
+        base_digest=check_bound("base digest", frame.base_digest, DIGEST) if is_delta else b"",
+        result_digest=check_bound("result digest", frame.result_digest, DIGEST)
         if not is_direct
         else b"",
     )
@@ -154,7 +154,7 @@ def _key_from_wire(key: boundary_pb2.FrameKey) -> FrameKey:
         step=StepNumber(key.step),
         microbatch=MicrobatchIndex(key.microbatch),
         sample=SampleId(key.sample),
-        direction=Direction(checked("direction", key.direction, Range(1, 2))),
+        direction=Direction(check_bound("direction", key.direction, Range(1, 2))),
     )
 
 
@@ -179,9 +179,9 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
     return PieceKey(
         attempt=Attempt(key.attempt),
         step=StepNumber(key.step),
-        phase=Phase(checked("phase of an all-reduce", key.phase, Range(1, 2))),
+        phase=Phase(check_bound("phase of an all-reduce", key.phase, Range(1, 2))),
         piece=key.piece,
-        scope=Scope(checked("scope of an all-reduce", key.scope, Range(1, 2))),
+        scope=Scope(check_bound("scope of an all-reduce", key.scope, Range(1, 2))),
     )
 
 

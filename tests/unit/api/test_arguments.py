@@ -21,7 +21,7 @@ from swarm_ft.api.arguments import (
 )
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.options import build, by_names, declared
+from swarm_ft.protocol.spec.options import build, by_names, option_fields
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -58,7 +58,7 @@ def test_every_argument_of_the_installed_libraries_is_decided() -> None:
 
 
 def test_every_option_that_is_set_is_an_option() -> None:
-    options = {one.field for one in declared(JobOptions)}
+    options = {one.field for one in option_fields(JobOptions)}
     for name, decision in DECISIONS.items():
         if isinstance(decision, Honoured):
             assert not decision.option or decision.option in options, name

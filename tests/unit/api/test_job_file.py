@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from swarm_ft.api.job_file import MAX_FILE_BYTES, job_yaml, read_job_file
-from swarm_ft.api.translation import job_fields, translated
+from swarm_ft.api.translation import job_fields, translate_job
 from swarm_ft.client.options import DataFormat, JobOptions, Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.options import build, by_names
@@ -261,7 +261,7 @@ def test_the_keys_of_an_example_of_axolotl(tmp_path: Path) -> None:
 def test_keys_without_effect_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(LORA_1B)
-    (unused, others) = translated(read_job_file(path), path).notes
+    (unused, others) = translate_job(read_job_file(path), path).notes
     assert unused.startswith(
         "eval_sample_packing, logging_steps, attn_implementation, special_tokens: pad_token: "
     )
@@ -276,7 +276,7 @@ def test_precision_is_each_machines_own(tmp_path: Path) -> None:
     # axolotl-ai-cloud/axolotl examples have bf16: true as often as bf16: auto
     path = tmp_path / "job.yaml"
     path.write_text("model: a\ndataset: b\nbf16: true\nfp16: false\ntf32: true\n")
-    job = translated(read_job_file(path), path)
+    job = translate_job(read_job_file(path), path)
     assert dict(job.fields) == {"model": "a", "dataset": "b"}
     assert len(job.notes) == 2
     assert job.notes[0].startswith("tf32: no effect on the result here")

@@ -5,7 +5,7 @@ import pytest
 from swarm_ft.api.keyword_errors import as_keywords, keyword_errors
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadOption, SwarmError
-from swarm_ft.protocol.spec.options import declared
+from swarm_ft.protocol.spec.options import option_fields
 
 MESSAGES = {
     "--steps: expected 1 to 2147483648, got -1": "steps: expected 1 to 2147483648, got -1",
@@ -36,5 +36,5 @@ def test_an_error_keeps_its_kind() -> None:
 
 
 def test_every_option_of_a_job_has_its_argument() -> None:
-    for one in declared(JobOptions):
+    for one in option_fields(JobOptions):
         assert as_keywords(f"{one.flag}: no") == f"{one.field}: no"

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from swarm_ft.api.loop import awaited, awaits, waited, waits
+from swarm_ft.api.loop import awaitable, blocking, run_awaitable, run_blocking
 from swarm_ft.errors import BadOption
 
 
@@ -19,20 +19,20 @@ async def fails() -> None:
 
 
 def test_a_call_waits_and_gives_what_comes() -> None:
-    assert waited(where()) == "swarm-ft"
+    assert run_blocking(where()) == "swarm-ft"
     with pytest.raises(ValueError, match="so it is"):
-        waited(fails())
+        run_blocking(fails())
 
 
 async def test_a_call_waits_inside_of_a_running_loop() -> None:
     """As in a notebook, whose cells run in a loop."""
-    assert waited(where()) == "swarm-ft"
+    assert run_blocking(where()) == "swarm-ft"
 
 
 async def test_a_call_is_awaited_from_any_loop() -> None:
-    assert await awaited(where()) == "swarm-ft"
+    assert await run_awaitable(where()) == "swarm-ft"
     with pytest.raises(ValueError, match="so it is"):
-        await awaited(fails())
+        await run_awaitable(fails())
 
 
 async def test_what_is_cancelled_has_cleaned_up_when_its_caller_goes_on() -> None:
@@ -46,7 +46,7 @@ async def test_what_is_cancelled_has_cleaned_up_when_its_caller_goes_on() -> Non
             await asyncio.sleep(0)
             told.append("cleaned up")
 
-    call = asyncio.create_task(awaited(long()))
+    call = asyncio.create_task(run_awaitable(long()))
     await asyncio.to_thread(begun.wait)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -68,7 +68,7 @@ def test_ctrl_c_cancels_what_is_waited_for() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers ignore it
     try:
         with pytest.raises(KeyboardInterrupt):
-            waited(long())
+            run_blocking(long())
     finally:
         signal.signal(signal.SIGINT, before)
     assert told == ["cleaned up"]
@@ -76,10 +76,10 @@ def test_ctrl_c_cancels_what_is_waited_for() -> None:
 
 def test_a_call_that_would_wait_for_itself_is_refused() -> None:
     async def inside() -> None:
-        waited(where())
+        run_blocking(where())
 
     with pytest.raises(BadOption, match="expected the async form of this call"):
-        waited(inside())
+        run_blocking(inside())
 
 
 async def test_both_forms_have_their_names_and_one_docstring() -> None:
@@ -87,7 +87,7 @@ async def test_both_forms_have_their_names_and_one_docstring() -> None:
         """Say it."""
         return number
 
-    wait, wait_async = waits("say", work), awaits("say_async", work)
+    wait, wait_async = blocking("say", work), awaitable("say_async", work)
     assert (wait.__name__, wait_async.__name__) == ("say", "say_async")
     assert wait.__doc__ == wait_async.__doc__ == "Say it."
     assert wait(1) == await wait_async(1) == 1

@@ -2,9 +2,9 @@
 
 import pytest
 
-from swarm_ft.api import coordinating
-from swarm_ft.api.coordinating import page_names
-from swarm_ft.api.listening import Listening
+from swarm_ft.api import coordinator_process
+from swarm_ft.api.coordinator_process import page_names
+from swarm_ft.api.listen_options import ListenOptions
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.bounds import is_endpoint
 
@@ -12,15 +12,15 @@ from swarm_ft.protocol.spec.bounds import is_endpoint
 @pytest.mark.parametrize(
     ("page", "listening", "names"),
     [
-        ("192.0.2.7", Listening(), ("192.0.2.7",)),
-        ("0.0.0.0", Listening(announce="a.example:7000"), ("a.example",)),
-        ("::", Listening(host="192.0.2.8"), ("192.0.2.8",)),
-        ("10.0.0.1", Listening("10.0.0.1", announce="a.example"), ("10.0.0.1", "a.example")),
-        ("0.0.0.0", Listening("0.0.0.0", announce="[2001:db8::1]"), ("2001:db8::1",)),
+        ("192.0.2.7", ListenOptions(), ("192.0.2.7",)),
+        ("0.0.0.0", ListenOptions(announce="a.example:7000"), ("a.example",)),
+        ("::", ListenOptions(host="192.0.2.8"), ("192.0.2.8",)),
+        ("10.0.0.1", ListenOptions("10.0.0.1", announce="a.example"), ("10.0.0.1", "a.example")),
+        ("0.0.0.0", ListenOptions("0.0.0.0", announce="[2001:db8::1]"), ("2001:db8::1",)),
     ],
 )
 def test_they_are_those_that_were_named(
-    page: str, listening: Listening, names: tuple[str, ...]
+    page: str, listening: ListenOptions, names: tuple[str, ...]
 ) -> None:
     assert page_names(page, listening) == names
 
@@ -33,8 +33,8 @@ def test_else_it_is_the_address_that_leads_out(page: str, monkeypatch: pytest.Mo
         asked.append(to)
         return "own"
 
-    monkeypatch.setattr(coordinating, "own_address_towards", own)
-    assert page_names(page, Listening()) == ("own",)
+    monkeypatch.setattr(coordinator_process, "own_address_towards", own)
+    assert page_names(page, ListenOptions()) == ("own",)
     assert all(map(is_endpoint, asked))
     assert asked[0].startswith("[") == (page == "::")
 
@@ -43,8 +43,8 @@ def test_a_machine_without_a_way_out_has_to_be_told(monkeypatch: pytest.MonkeyPa
     def none(to: str) -> str:
         raise BadOption(f"no way to {to}: unreachable")
 
-    monkeypatch.setattr(coordinating, "own_address_towards", none)
+    monkeypatch.setattr(coordinator_process, "own_address_towards", none)
     with pytest.raises(
         BadOption, match=r"--page 0\.0\.0\.0: expected --announce HOST with its name"
     ):
-        page_names("0.0.0.0", Listening())
+        page_names("0.0.0.0", ListenOptions())

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from swarm_ft import systems
-from swarm_ft.api.joining import WayIn
+from swarm_ft.api.connections import SwarmAddress
 from swarm_ft.api.peer_home import BufferOptions
-from swarm_ft.api.resources import LentResources, check_cores, check_disk, check_memory
-from swarm_ft.api.serving import ServeOptions, lending
+from swarm_ft.api.peer_process import ServeOptions, prepare_peer
+from swarm_ft.api.resources import PeerResources, check_cores, check_disk, check_memory
 from swarm_ft.errors import BadOption
 
 GIB = 1 << 30
-HERE = WayIn(invite=None, initial_peers=(), dht_prefix="swarm")
-LENT = LentResources(
+HERE = SwarmAddress(invite=None, initial_peers=(), dht_prefix="swarm")
+LENT = PeerResources(
     memory_bytes=5 * GIB, buffer_memory_bytes=2 * GIB, cores=2, disk_bytes=50 * GIB
 )
 
@@ -68,15 +68,15 @@ def test_a_small_machine_lends_its_defaults(
     monkeypatch.setattr(systems, "disk_bytes", lambda _folder: 3 * GIB)
     monkeypatch.setattr(systems, "free_memory_bytes", lambda: GIB // 2)
     options = ServeOptions(buffers=BufferOptions(directory=tmp_path / "home"), device="cpu")
-    with lending(HERE, options) as lent:
+    with prepare_peer(HERE, options) as lent:
         assert lent.resources.disk_bytes == 3 * GIB
         assert lent.resources.buffer_memory_bytes == GIB
         assert lent.device_memory_bytes == GIB
         assert 0 < lent.memory_bytes <= GIB // 2
-    asked = replace(options, lent_memory_bytes=2 * GIB)
+    asked = replace(options, memory_bytes=2 * GIB)
     with (
         pytest.raises(BadOption, match="--memory: expected at most 1 GiB"),
-        lending(HERE, asked),
+        prepare_peer(HERE, asked),
     ):
         pass
 

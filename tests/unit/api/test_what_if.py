@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.api.what_if import Compared, change_of, compared
+from swarm_ft.api.what_if import Comparison, compare, parse_change
 from swarm_ft.coordinator.member_names import MemberNames
 from swarm_ft.coordinator.recording.entries import Numbered
 from swarm_ft.coordinator.replay import Moment
@@ -43,20 +43,20 @@ def moment_of(layers: dict[str, str], **options: object) -> Moment:
     )
 
 
-def what_if(moment: Moment, *words: str) -> Compared:
-    return compared(moment, RUN, [change_of(one, moment.state) for one in words])
+def what_if(moment: Moment, *words: str) -> Comparison:
+    return compare(moment, RUN, [parse_change(one, moment.state) for one in words])
 
 
 def test_a_narrow_link_makes_steps_longer_and_bounds_them() -> None:
     moment = moment_of(LAYERS)
     found = what_if(moment, "peer last: 0.01 Mbps up")
     step_s = moment.state.runs[RUN].measured.step_seconds
-    assert found.without.step_s == pytest.approx(sum(step_s) / len(step_s), rel=0.05)
+    assert found.baseline.step_s == pytest.approx(sum(step_s) / len(step_s), rel=0.05)
     assert found.changed.step_s is not None
-    assert found.without.step_s is not None
-    assert found.changed.step_s > 1.3 * found.without.step_s
+    assert found.baseline.step_s is not None
+    assert found.changed.step_s > 1.3 * found.baseline.step_s
     assert found.changed.bound_by == "the uplink of last"
-    assert found.without.bound_by.startswith("the compute of ")
+    assert found.baseline.bound_by.startswith("the compute of ")
     assert found.changed.eta_s == pytest.approx(found.changed.step_s * 96, rel=0.1)
     assert found.changed.plans == ()
     assert found.unknown == ()
@@ -74,7 +74,7 @@ def test_the_narrower_the_link_the_longer_the_step() -> None:
 def test_of_replicas_one_may_go_and_of_others_none() -> None:
     moment = moment_of(LAYERS)
     found = what_if(moment, "peer fir: gone")
-    assert found.changed.num_steps == found.without.num_steps > 0
+    assert found.changed.num_steps == found.baseline.num_steps > 0
     assert any("its part goes to other" in words for _, words in found.changed.plans)
     assert found.changed.pipeline.startswith("layers 0-2: other (4 a step); layers 2-4: last")
 
@@ -86,7 +86,7 @@ def test_of_replicas_one_may_go_and_of_others_none() -> None:
 
 def test_a_faster_replica_is_given_more() -> None:
     found = what_if(moment_of(LAYERS), "peer other: 3x compute")
-    assert found.without.pipeline.startswith("layers 0-2: first (2 a step), other (2 a step)")
+    assert found.baseline.pipeline.startswith("layers 0-2: first (2 a step), other (2 a step)")
     assert found.changed.pipeline.startswith("layers 0-2: first (1 a step), other (3 a step)")
 
 
@@ -102,7 +102,7 @@ def test_what_nobody_measured_is_said() -> None:
 def test_evaluations_and_snapshots_go_on() -> None:
     moment = moment_of(LAYERS, num_eval_samples=4, eval_steps=3, save_steps=4)
     found = what_if(moment, "peer other: gone")
-    assert found.changed.num_steps == found.without.num_steps == 20
+    assert found.changed.num_steps == found.baseline.num_steps == 20
 
 
 @pytest.mark.parametrize(
@@ -121,18 +121,18 @@ def test_evaluations_and_snapshots_go_on() -> None:
 )
 def test_what_is_not_understood_is_refused(words: str) -> None:
     with pytest.raises(BadOption, match="expected 'peer NAME: 20 Mbps'"):
-        change_of(words, moment_of(LAYERS).state)
+        parse_change(words, moment_of(LAYERS).state)
 
 
 def test_whom_nobody_knows_and_what_is_nothing_is_refused() -> None:
     moment = moment_of({**LAYERS, "last-2": "2-4"})
     for words in ("peer nobody: gone", "peer la: gone"):
         with pytest.raises(BadOption, match="expected one of the peers first, other, last"):
-            change_of(words, moment.state)
-    assert change_of("peer last: gone", moment.state).peer_id == "last"
+            parse_change(words, moment.state)
+    assert parse_change("peer last: gone", moment.state).peer_id == "last"
     for words in ("peer last: 0 Mbps", "peer last: 0x compute"):
         with pytest.raises(BadOption, match="more than 0"):
-            change_of(words, moment.state)
+            parse_change(words, moment.state)
 
 
 def test_a_peer_is_named_as_people_know_it() -> None:
@@ -143,11 +143,11 @@ def test_a_peer_is_named_as_people_know_it() -> None:
     state = replace(state, members=members)
     names.replace({"a" * 32: "ada-3090", "e" * 32: "", "b" * 32: "eve", "c" * 32: "gone"})
     for words in ("ada-3090", "aa", "a" * 32):
-        assert change_of(f"peer {words}: gone", state, names).peer_id == "a" * 32
+        assert parse_change(f"peer {words}: gone", state, names).peer_id == "a" * 32
     drawn = default_name("e" * 32)
-    assert change_of(f"peer {drawn}: gone", state, names).peer_id == "e" * 32
+    assert parse_change(f"peer {drawn}: gone", state, names).peer_id == "e" * 32
     for words in ("gone", "ada-3091"):
         with pytest.raises(BadOption, match=f"expected one of those there: ada-3090, {drawn}, eve"):
-            change_of(f"peer {words}: gone", state, names)
+            parse_change(f"peer {words}: gone", state, names)
     names.add("b" * 32, "Ada-3O9O")
-    assert change_of("peer ada-3090: gone", state, names).peer_id == "a" * 32
+    assert parse_change("peer ada-3090: gone", state, names).peer_id == "a" * 32

@@ -211,7 +211,7 @@ def test_parts_import_without_what_bare_machines_lack() -> None:
     )
     imports = "; ".join(f"import benchmarks.gpu.{name}" for name in modules)
     hidden = f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}))"
-    code = f"{hidden}; {imports}; import swarm_ft.coordinator.service, swarm_ft.api.serving"
+    code = f"{hidden}; {imports}; import swarm_ft.coordinator.service, swarm_ft.api.peer_process"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -13,7 +13,7 @@ from benchmarks.quality.data import Dataset
 from benchmarks.quality.models import CutModel, Regime, steps
 from benchmarks.quality.reuse import Reuse, parse_reuse
 from benchmarks.quality.small_changes import mean_cost
-from swarm_ft.codec.basis import learned
+from swarm_ft.codec.basis import learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.protocol.spec.codec_spec import Direction
 from tests.codecs import parse
@@ -147,8 +147,8 @@ def test_smaller_changes_cost_less_and_none_a_few_bytes() -> None:
     x = base + 0.4 * activations(1)
     codec = parse("aqk0.3", Direction.FORWARD)
     assert isinstance(codec, DirectionalCodec)
-    basis = learned([x - base], codec.step_of(x), bases=[base], has_mean=False)
-    visit = codec.along(basis), x, base
+    basis = learn_basis([x - base], codec.step_of(x), old_values=[base], has_mean=False)
+    visit = codec.with_basis(basis), x, base
     sizes = [mean_cost([visit], share).frame_bytes for share in (1.0, 0.1, 0.0)]
     assert sizes[0] > sizes[1] > sizes[2]
     assert sizes[2] < 12 + 4 + 9 + 18 + 8

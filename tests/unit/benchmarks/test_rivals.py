@@ -24,7 +24,7 @@ from benchmarks.slow_network.training import (
     random_tokens,
 )
 from benchmarks.slow_network.work import Measured, Network, Topology, Trial, Work
-from swarm_ft.client.sample import write_sample
+from swarm_ft.client.demo_input import write_demo_input
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.module import StageModule
@@ -114,7 +114,7 @@ def test_torch_takes_the_time_of_the_work_and_sends_its_bytes(
 @needs_root
 @pytest.mark.slow
 def test_torch_trains_the_model_as_one_stage_of_ours_would(tmp_path: Path) -> None:
-    sample = write_sample(tmp_path, seed=0, num_layers=3, hidden_size=32)
+    sample = write_demo_input(tmp_path, seed=0, num_layers=3, hidden_size=32)
     work = replace(WORK, tokens=64)
     with Lab() as lab:
         setting = TorchPipeline(schedule="1F1B", model=sample.model_dir)

@@ -13,7 +13,7 @@ import pytest
 
 from swarm_ft import systems
 from swarm_ft.buffers import BufferStore, slab
-from swarm_ft.buffers.slab import PAGE_BYTES, Broken, Owner, Slab, SlabError
+from swarm_ft.buffers.slab import PAGE_BYTES, Broken, Slab, SlabError, SlabIdentity
 from swarm_ft.ids import StepNumber
 
 from .conftest import BOUNDARY, RUN, SLOT_BYTES, SPEC, CyclicVisits, OpenStore, key, record
@@ -200,7 +200,10 @@ def test_another_specs_file_in_place_of_ours_is_not_used(
 
 def test_another_specs_slots_under_our_first_page_are_not_used(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    slabs = [Slab(ours, 100, Owner(RUN, SPEC)), Slab(theirs, 100, Owner(RUN, b"o" * 16))]
+    slabs = [
+        Slab(ours, 100, SlabIdentity(RUN, SPEC)),
+        Slab(theirs, 100, SlabIdentity(RUN, b"o" * 16)),
+    ]
     for each in slabs:
         each.write(0, key(), 1, record())
     forged = ours.read_bytes()[:PAGE_BYTES] + theirs.read_bytes()[PAGE_BYTES:]
@@ -213,10 +216,10 @@ def test_another_specs_slots_under_our_first_page_are_not_used(tmp_path: Path) -
 
 def test_a_first_page_that_changed_ends_the_file(tmp_path: Path) -> None:
     path = tmp_path / "slab"
-    Slab(path, 100, Owner(RUN, SPEC)).close()
+    Slab(path, 100, SlabIdentity(RUN, SPEC)).close()
     flip(path, 50)
     with pytest.raises(SlabError, match="first page"):
-        Slab(path, 100, Owner(RUN, SPEC))
+        Slab(path, 100, SlabIdentity(RUN, SPEC))
 
 
 def test_a_smaller_quota_cuts_the_file(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
-from swarm_ft.buffers.disk import folders_older_than, runs_in
+from swarm_ft.buffers.disk import find_runs, folders_older_than
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.sealing import Sealer
 
@@ -73,14 +73,14 @@ def test_a_directory_tells_whose_buffers_are_in_it_and_how_old_they_are(tmp_path
     other = opened(tmp_path, None, RunId("run-2"))
     other.put(key_of(0)._replace(run_id=RunId("run-2")), record_of(0))
     other.close()
-    assert set(runs_in(tmp_path).values()) == {"run-1", "run-2"}
+    assert set(find_runs(tmp_path).values()) == {"run-1", "run-2"}
     written_unix_s = max(slab.stat().st_mtime for slab in tmp_path.rglob("*.slab"))
     assert folders_older_than(tmp_path, written_unix_s - 60) == []
-    assert set(folders_older_than(tmp_path, written_unix_s + 60)) == set(runs_in(tmp_path))
+    assert set(folders_older_than(tmp_path, written_unix_s + 60)) == set(find_runs(tmp_path))
 
 
 def test_a_file_that_cannot_be_told_is_nobodys(tmp_path: Path) -> None:
     filled(tmp_path, None)
     (slab,) = tmp_path.rglob("*.slab")
     slab.write_bytes(b"x" * 5000)
-    assert runs_in(tmp_path) == {}
+    assert find_runs(tmp_path) == {}

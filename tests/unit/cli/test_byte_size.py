@@ -6,8 +6,8 @@ import pytest
 from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.cli.options import ByteSize
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.options import declared
-from swarm_ft.protocol.spec.sizes import size_words
+from swarm_ft.protocol.spec.options import option_fields
+from swarm_ft.protocol.spec.sizes import format_size
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,14 @@ def test_a_size_may_have_a_minimum() -> None:
     ],
 )
 def test_a_size_is_shown_in_the_units_in_which_it_is_given(num_bytes: int, words: str) -> None:
-    assert size_words(num_bytes) == words
+    assert format_size(num_bytes) == words
 
 
 def test_the_defaults_that_help_tells_are_those_that_are_used() -> None:
     sizes = [
-        one for one in declared(BufferOptions) if one.flag != "--buffer-days" and one.kind is int
+        one
+        for one in option_fields(BufferOptions)
+        if one.flag != "--buffer-days" and one.kind is int
     ]
     assert [ByteSize().convert(one.option.default, None, None) for one in sizes] == [
         one.default for one in sizes
@@ -82,7 +84,7 @@ def test_the_defaults_that_help_tells_are_those_that_are_used() -> None:
 
 
 def test_a_size_goes_to_another_process_and_comes_back() -> None:
-    sizes = [one for one in declared(BufferOptions) if one.is_size]
+    sizes = [one for one in option_fields(BufferOptions) if one.is_size]
     assert len(sizes) == 2
     for one in sizes:
         for num_bytes in (0, 5, 3 << 30):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from swarm_ft.cli.doctor import doctor, examine_link, tell_reached, written_mb_per_s
+from swarm_ft.cli.doctor import doctor, examine_link, print_reachability, written_mb_per_s
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.facts.state import SwarmState
@@ -45,7 +45,7 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_peer_says_how_it_is_reached_and_warns_of_what_is_in_the_way(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    await tell_reached(NOBODY, "", as_json=False)
+    await print_reachability(NOBODY, "", as_json=False)
     told = capsys.readouterr()
     assert told.out == "Others reach this machine directly\n"
     assert told.err == "warning: clock: 70 s behind\n         set it\n"
@@ -53,7 +53,7 @@ async def test_a_peer_says_how_it_is_reached_and_warns_of_what_is_in_the_way(
 
 @pytest.mark.usefixtures("findings")
 async def test_programs_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    await tell_reached(NOBODY, "", as_json=True)
+    await print_reachability(NOBODY, "", as_json=True)
     told = capsys.readouterr()
     assert not told.err
     (line,) = told.out.splitlines()
@@ -142,7 +142,7 @@ async def test_the_link_is_measured_with_an_invitation_alone(
     async with invited() as invite:
         found = await examine_link(invite)
         assert (found.about, found.verdict) == ("link", Verdict.OK)
-        assert re.fullmatch(r"[\d,.]+ Mbps to the coordinator, [\d,.]+ from there", found.says)
+        assert re.fullmatch(r"[\d,.]+ Mbps to the coordinator, [\d,.]+ from there", found.text)
         monkeypatch.setattr("swarm_ft.cli.doctor.MIN_MBPS", 1e9)
         slow = await examine_link(invite)
     assert slow.verdict is Verdict.NOTE
@@ -154,4 +154,4 @@ async def test_a_link_that_is_not_measured_keeps_nobody_out() -> None:
         pass
     found = await examine_link(invite)
     assert found.verdict is Verdict.NOTE
-    assert found.says.startswith("not measured: no coordinator")
+    assert found.text.startswith("not measured: no coordinator")

@@ -5,8 +5,8 @@ import io
 import click
 import pytest
 
-from swarm_ft.cli.joining import invite_asked
 from swarm_ft.cli.main import INVITATION
+from swarm_ft.cli.swarm_options import prompt_invite
 from swarm_ft.errors import BadInvite
 from swarm_ft.identity.invites import PREFIX
 
@@ -23,19 +23,19 @@ def test_a_piped_invitation_is_read_from_one_line(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    assert str(invite_asked(reads_pipe=True)) == WORD
+    assert str(prompt_invite(reads_pipe=True)) == WORD
 
 
 @pytest.mark.parametrize("text", ["", "\n"])
 def test_an_empty_pipe_gives_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    assert invite_asked(reads_pipe=True) is None
+    assert prompt_invite(reads_pipe=True) is None
 
 
 def test_a_pipe_that_is_for_something_else_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.StringIO("a question for the model")
     monkeypatch.setattr("sys.stdin", stdin)
-    assert invite_asked(reads_pipe=False) is None
+    assert prompt_invite(reads_pipe=False) is None
     assert stdin.read() == "a question for the model"
 
 
@@ -48,14 +48,14 @@ def test_a_terminal_is_asked_without_an_echo(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("sys.stdin", Terminal())
     monkeypatch.setattr(click, "prompt", prompt)
-    assert str(invite_asked(reads_pipe=False)) == WORD
+    assert str(prompt_invite(reads_pipe=False)) == WORD
     assert asked == {"text": "invitation", "hide_input": True, "err": True}
 
 
 def test_a_piped_word_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("nonsense"))
     with pytest.raises(BadInvite):
-        invite_asked(reads_pipe=True)
+        prompt_invite(reads_pipe=True)
 
 
 def test_the_command_knows_an_invitation_when_it_sees_one() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.api.manners import Keeper, manners_of
+from swarm_ft.api.availability_controller import AvailabilityController, parse_availability
 from swarm_ft.errors import BadOption
 from swarm_ft.machine_use import CannotTell
-from swarm_ft.peer.manners import Manners, PauseWhen
+from swarm_ft.peer.availability import Availability, PauseWhen
 
 
 class Node:
@@ -26,8 +26,8 @@ class Node:
         self.heard.append("resume")
 
 
-def keeper_of(node: Node, **options: Any) -> Keeper:
-    keeper = Keeper(Manners(), **options)
+def keeper_of(node: Node, **options: Any) -> AvailabilityController:
+    keeper = AvailabilityController(Availability(), **options)
     keeper.node = node  # type: ignore[assignment]
     return keeper
 
@@ -36,22 +36,22 @@ def test_who_is_asked_pauses_once_and_goes_on_once() -> None:
     node = Node()
     keeper = keeper_of(node)
     for to_pause in (True, True, False, False):
-        keeper.ask(to_pause=to_pause)
+        keeper.request_pause(to_pause=to_pause)
     assert node.heard == ["its volunteer asked for it", "resume"]
 
 
 def test_who_resumes_while_the_month_is_used_up_pauses_for_that() -> None:
     node = Node()
     keeper = keeper_of(node, used_up=lambda: "used up")
-    keeper.ask(to_pause=True)
-    keeper.ask(to_pause=False)
+    keeper.request_pause(to_pause=True)
+    keeper.request_pause(to_pause=False)
     assert node.heard == ["its volunteer asked for it", "used up"]
 
 
 def test_who_leaves_for_good_is_left_alone() -> None:
     node = Node()
     node.leaves = True
-    keeper_of(node).ask(to_pause=True)
+    keeper_of(node).request_pause(to_pause=True)
     assert node.heard == []
 
 
@@ -63,9 +63,9 @@ def test_what_a_system_cannot_tell_is_refused_before_a_peer_starts(
 
     monkeypatch.setattr("swarm_ft.machine_use.on_battery", cannot)
     with pytest.raises(BadOption, match="on-battery: this system cannot detect it: no battery"):
-        manners_of(None, ("on-battery",))
+        parse_availability(None, ("on-battery",))
     monkeypatch.setattr("swarm_ft.machine_use.user_active", lambda: False)
-    assert manners_of(None, ("user-active",)).pause_when == (PauseWhen.USER_ACTIVE,)
-    both = manners_of(None, ("user-active", "on-battery"))
+    assert parse_availability(None, ("user-active",)).pause_when == (PauseWhen.USER_ACTIVE,)
+    both = parse_availability(None, ("user-active", "on-battery"))
     assert both.pause_when == (PauseWhen.USER_ACTIVE,)
     assert "on-battery: this system cannot detect it: no battery; ignoring this" in caplog.text

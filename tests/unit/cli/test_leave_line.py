@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from swarm_ft.cli.leaving import PeerLine, say_farewell
+from swarm_ft.cli.peer_lines import PeerLine, print_contribution
 from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import LeaveProgress
 
@@ -41,10 +41,10 @@ def test_last_words_are_of_what_was_given_and_none_if_nothing_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for nothing in (None, Contribution()):
-        say_farewell("ada-3090", nothing, as_json=False)
+        print_contribution("ada-3090", nothing, as_json=False)
         assert capsys.readouterr().out == ""
     given = Contribution(seconds=60.0, steps=2, samples=8, sent_bytes=5000, all_bytes=6000)
-    say_farewell("ada-3090", given, as_json=False)
+    print_contribution("ada-3090", given, as_json=False)
     words = "8 samples in 2 steps, 1 min, 5.0 kB sent for training, 6.0 kB in all"
     thanks = f"ada-3090 gave {words}; thank you\n"
     assert capsys.readouterr().out == thanks

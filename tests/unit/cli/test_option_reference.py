@@ -7,7 +7,7 @@ import pytest
 from deploy.option_reference import BEGIN, PAGE, with_table
 from deploy.pages import END
 from swarm_ft.client.options import JobOptions
-from swarm_ft.protocol.spec.options import declared
+from swarm_ft.protocol.spec.options import option_fields
 
 PAGE_HERE = Path(__file__).parents[3] / PAGE
 
@@ -19,7 +19,7 @@ def test_the_page_is_not_stale() -> None:
 
 def test_every_option_of_a_job_has_a_row() -> None:
     rows = with_table(BEGIN + END).splitlines()
-    for one in declared(JobOptions):
+    for one in option_fields(JobOptions):
         (row,) = (row for row in rows if row.startswith(f"| `{one.flag}`"))
         assert row.endswith(f"| {one.option.help} |")
         assert row.replace(r"\|", "").count("|") == 5

@@ -24,8 +24,8 @@ def test_a_command_prints_what_its_output_can_hold(tmp_path: Path, encoding: str
         "    click.echo('out/ä/猫 1.00')\n"
         "    Console().print('result  out/ä/猫 2.00')\n"
         "    raise main.SwarmError('no ä/猫 here')\n"
-        "main._COMMANDS['shown'] = 'swarm_ft.cli.at_work:shown'\n"
-        "import swarm_ft.cli.at_work as home\n"
+        "main._COMMANDS['shown'] = 'swarm_ft.cli.status_line:shown'\n"
+        "import swarm_ft.cli.status_line as home\n"
         "home.shown = shown\n"
         "sys.exit(main.run(['shown']))\n"
     )

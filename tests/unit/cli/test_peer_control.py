@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.api.manners import MonthlyCount, read_use, shape_of
+from swarm_ft.api.availability_controller import MonthlyTraffic, read_monthly_use, shape_of
 from swarm_ft.cli.peer import in_words
 from swarm_ft.cli.peer_control import (
     SOCKET,
     PeerControl,
     PeerState,
-    ask_peer,
     running_homes,
+    send_request,
     verb_of,
 )
 from swarm_ft.errors import MalformedMessage, Unavailable
 from swarm_ft.ids import PeerId
-from swarm_ft.peer.presence import Presence
+from swarm_ft.peer.presence import DrainState
 from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import FromPeer, LeaveProgress, PeerLeaving
 
@@ -32,7 +32,7 @@ class Node:
 
     def __init__(self) -> None:
         self.said: list[FromPeer] = []
-        self.presence = Presence(self.said.append, lambda _: None)
+        self.presence = DrainState(self.said.append, lambda _: None)
         self.hosts = True
         self.reported: Contribution | None = None
 
@@ -46,11 +46,11 @@ class Node:
 
     def ask(self, verb: str) -> None:
         stays = PeerLeaving(stays=True, reason="asked")
-        self.presence.would(None if verb == "resume" else stays)
+        self.presence.request(None if verb == "resume" else stays)
 
 
 async def states(home: Path, verb: str) -> list[PeerState]:
-    return [state async for state in ask_peer(home, verb)]
+    return [state async for state in send_request(home, verb)]
 
 
 async def test_a_peer_is_paused_watched_and_resumed(tmp_path: Path) -> None:
@@ -64,12 +64,12 @@ async def test_a_peer_is_paused_watched_and_resumed(tmp_path: Path) -> None:
         words = "24 samples in 3 steps, 1 min, 5.0 MB sent for training, 7.0 MB in all"
         assert in_words(state) == f"peer a is working; it gave {words}"
         assert in_words(replace(state, gave="")) == "peer a is working"
-        asked = ask_peer(tmp_path, "pause")
+        asked = send_request(tmp_path, "pause")
         assert (await anext(asked)).state == "pausing"
-        node.presence.heard(LeaveProgress(may_go=False, words="b takes over", seconds=7.0))
+        node.presence.on_progress(LeaveProgress(may_go=False, words="b takes over", seconds=7.0))
         told = await anext(asked)
         assert (told.state, told.words, told.seconds) == ("pausing", "b takes over", 7.0)
-        node.presence.heard(LeaveProgress(may_go=True, words=""))
+        node.presence.on_progress(LeaveProgress(may_go=True, words=""))
         assert [state.state async for state in asked] == ["paused"]
         assert [state.state for state in await states(tmp_path, "resume")] == ["working"]
         assert tmp_path in running_homes(tmp_path.parent)
@@ -96,7 +96,7 @@ async def test_whoever_watches_a_peer_that_goes_hears_its_end(tmp_path: Path) ->
     node = Node()
     control = PeerControl(PeerId("a"), node, node.ask)  # type: ignore[arg-type]
     async with control.listening(tmp_path):
-        asked = ask_peer(tmp_path, "drain")
+        asked = send_request(tmp_path, "drain")
         await anext(asked)
     assert [state async for state in asked] == []
 
@@ -123,10 +123,10 @@ def test_the_month_is_counted_across_restarts(tmp_path: Path) -> None:
     file = tmp_path / "month.json"
     for used_up in (False, False, True):
         shape = shape_of(None, None)
-        count = MonthlyCount(file, 0.001, shape)
+        count = MonthlyTraffic(file, 0.001, shape)
         shape.up.wait(200_000)
         shape.down.wait(200_000)
         assert bool(count.used_up()) == used_up
     assert json.loads(file.read_text())["num_bytes"] == 1_200_000
     file.write_text("{}")
-    assert read_use(file).num_bytes == 0
+    assert read_monthly_use(file).num_bytes == 0

@@ -13,9 +13,9 @@ from swarm_ft.cli.client import who_sees as who_sees_a_job
 from swarm_ft.cli.serve_stage import who_sees
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import PeerId
-from swarm_ft.peer.keeping import KeepingPlace
-from swarm_ft.peer.kept_buffers import BufferPlace
+from swarm_ft.peer.buffer_storage import BufferStorage
 from swarm_ft.peer.node import PeerOptions
+from swarm_ft.peer.snapshot_keeper import KeeperStorage
 
 
 class Claim(Protocol):
@@ -123,9 +123,9 @@ def test_a_peer_says_what_passes_its_machine(
         layers=None,
         memory_bytes=1,
         shard_dir=tmp_path / "work" / "x",
-        buffers=BufferPlace(limits=BufferLimits(), directory=tmp_path / "buffers"),
+        buffers=BufferStorage(limits=BufferLimits(), directory=tmp_path / "buffers"),
         encrypts=encrypts,
-        keeping=KeepingPlace(directory=tmp_path / "kept", max_bytes=3_000_000),
+        keeper_storage=KeeperStorage(directory=tmp_path / "kept", max_bytes=3_000_000),
     )
     seen, kept, snapshots = who_sees(offer, is_encrypted=is_encrypted)
     assert ("Links are not encrypted" in seen) != is_encrypted

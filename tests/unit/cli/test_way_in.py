@@ -6,15 +6,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from swarm_ft.api.joining import WayIn
-from swarm_ft.cli.joining import way_in
+from swarm_ft.api.connections import SwarmAddress
+from swarm_ft.cli.swarm_options import way_in
 
 INVITE = "swarm1KNiD7aJ4ghup2YUyAbDu8WP6PXoZo84MjH3JdoS2orsahzsvjuLVvze"
 
 
 @click.command
 @way_in()
-def suggest(way: WayIn) -> None:
+def suggest(way: SwarmAddress) -> None:
     click.echo(str(way))
 
 

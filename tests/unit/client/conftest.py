@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.client.demo_input import DemoInput, write_demo_input
 
 
 @pytest.fixture(scope="session")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleInput:
+def sample(tmp_path_factory: pytest.TempPathFactory) -> DemoInput:
     directory = tmp_path_factory.mktemp("sample")
-    return write_sample(directory, seed=3, num_layers=2, hidden_size=32)
+    return write_demo_input(directory, seed=3, num_layers=2, hidden_size=32)

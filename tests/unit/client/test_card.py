@@ -15,7 +15,7 @@ from swarm_ft.client.options import EvalOptions, JobOptions
 from swarm_ft.client.report import RunReport, StepTotals
 from swarm_ft.errors import BadOption, RunFailed
 from swarm_ft.ids import PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.client import CodecChange, Evaluated, QualityFound
+from swarm_ft.protocol.messages.client import CodecChange, CompressionCost, Evaluated
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.reports import ByteCounts
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -168,7 +168,7 @@ def test_a_card_tells_the_codecs_that_followed_each_other() -> None:
 
 def test_a_card_of_a_run_that_asked_for_a_quality_tells_the_first_and_the_last_codec() -> None:
     spec = spec_of("gpt2", forward_codec="aqk0.5", backward_codec="q2+z")
-    report = replace(REPORT, quality=QualityFound(asked=0.01, num_measured=3))
+    report = replace(REPORT, quality=CompressionCost(asked=0.01, num_measured=3))
     last = CodecChange(StepNumber(9), Codecs("aqk0.7", "q2+z"))
     for changes, words in (
         ((), "`aqk0.5`: 3.00 bits"),

@@ -11,12 +11,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from swarm_ft.client.demo_input import DemoInput
 from swarm_ft.client.export import MANIFEST, assemble, check_out_dir, shard_dir
-from swarm_ft.client.sample import SampleInput
 from swarm_ft.errors import BadOption, ProtocolError
 
 
-def _write_config_of(sample: SampleInput) -> Callable[[Path], None]:
+def _write_config_of(sample: DemoInput) -> Callable[[Path], None]:
     def write(directory: Path) -> None:
         AutoConfig.from_pretrained(sample.model_dir).save_pretrained(directory)
         AutoTokenizer.from_pretrained(sample.model_dir).save_pretrained(directory)
@@ -24,7 +24,7 @@ def _write_config_of(sample: SampleInput) -> Callable[[Path], None]:
     return write
 
 
-def _shards(sample: SampleInput, directory: Path, count: int) -> list[Path]:
+def _shards(sample: DemoInput, directory: Path, count: int) -> list[Path]:
     tensors = load_file(Path(sample.model_dir) / "model.safetensors")
     names = sorted(tensors)
     paths = [directory / f"stage-{i}.safetensors" for i in range(count)]
@@ -39,7 +39,7 @@ def _names(directory: Path) -> set[str]:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_transformers_loads_what_the_stages_wrote(
-    sample: SampleInput, tmp_path: Path, count: int
+    sample: DemoInput, tmp_path: Path, count: int
 ) -> None:
     out = tmp_path / "deep" / "out"
     with shard_dir(out) as collected:
@@ -65,7 +65,7 @@ def test_what_a_collection_that_was_killed_left_there_is_gone_on_from(tmp_path: 
 
 
 def test_several_shards_get_an_index_with_every_tensor_and_the_size(
-    sample: SampleInput, tmp_path: Path
+    sample: DemoInput, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     assemble(out, _shards(sample, tmp_path, 2), _write_config_of(sample))
@@ -79,7 +79,7 @@ def test_several_shards_get_an_index_with_every_tensor_and_the_size(
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors.values())
 
 
-def test_a_single_shard_needs_no_index(sample: SampleInput, tmp_path: Path) -> None:
+def test_a_single_shard_needs_no_index(sample: DemoInput, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assemble(out, _shards(sample, tmp_path, 1), _write_config_of(sample))
     assert "model.safetensors" in _names(out)
@@ -88,7 +88,7 @@ def test_a_single_shard_needs_no_index(sample: SampleInput, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("no_umask")
 @pytest.mark.parametrize("count", [1, 3])
-def test_shards_are_joined_to_one_file(sample: SampleInput, tmp_path: Path, count: int) -> None:
+def test_shards_are_joined_to_one_file(sample: DemoInput, tmp_path: Path, count: int) -> None:
     shards = _shards(sample, tmp_path, count)
     save_file({}, tmp_path / "empty.safetensors", metadata={"format": "pt"})
     out = tmp_path / "out"
@@ -103,7 +103,7 @@ def test_shards_are_joined_to_one_file(sample: SampleInput, tmp_path: Path, coun
         assert file.metadata() == {"format": "pt"}
 
 
-def test_a_tensor_in_two_shards_is_not_joined(sample: SampleInput, tmp_path: Path) -> None:
+def test_a_tensor_in_two_shards_is_not_joined(sample: DemoInput, tmp_path: Path) -> None:
     (shard,) = _shards(sample, tmp_path, 1)
     with pytest.raises(ProtocolError, match="came from two stages"):
         assemble(
@@ -112,7 +112,7 @@ def test_a_tensor_in_two_shards_is_not_joined(sample: SampleInput, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_is_readable_by_its_owner_alone(sample: SampleInput, tmp_path: Path) -> None:
+def test_an_export_is_readable_by_its_owner_alone(sample: DemoInput, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shards = _shards(sample, tmp_path, 1)
     shards[0].chmod(0o644)
@@ -124,7 +124,7 @@ def test_an_export_is_readable_by_its_owner_alone(sample: SampleInput, tmp_path:
 
 
 def test_a_tensor_in_two_shards_is_refused_and_leaves_nothing(
-    sample: SampleInput, tmp_path: Path
+    sample: DemoInput, tmp_path: Path
 ) -> None:
     out = tmp_path / "new" / "out"
     shard = _shards(sample, tmp_path, 1)[0]
@@ -133,9 +133,7 @@ def test_a_tensor_in_two_shards_is_refused_and_leaves_nothing(
     assert _names(out.parent) == set()
 
 
-def test_a_shard_that_is_no_safetensors_file_is_refused(
-    sample: SampleInput, tmp_path: Path
-) -> None:
+def test_a_shard_that_is_no_safetensors_file_is_refused(sample: DemoInput, tmp_path: Path) -> None:
     bad = tmp_path / "stage-0.safetensors"
     bad.write_bytes(b"\xff" * 64)
     with pytest.raises(ProtocolError, match="not a safetensors file"):
@@ -146,7 +144,7 @@ def test_a_shard_that_is_no_safetensors_file_is_refused(
 
 
 def test_an_interrupted_export_leaves_the_earlier_one_whole(
-    sample: SampleInput, tmp_path: Path
+    sample: DemoInput, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     shards = _shards(sample, tmp_path, 1)
@@ -163,7 +161,7 @@ def test_an_interrupted_export_leaves_the_earlier_one_whole(
     assert _names(tmp_path) == {"out", shards[0].name}
 
 
-def test_an_earlier_export_is_replaced_as_a_whole(sample: SampleInput, tmp_path: Path) -> None:
+def test_an_earlier_export_is_replaced_as_a_whole(sample: DemoInput, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assemble(out, _shards(sample, tmp_path, 3), _write_config_of(sample))
     assemble(out, _shards(sample, tmp_path, 1), _write_config_of(sample))
@@ -172,7 +170,7 @@ def test_an_earlier_export_is_replaced_as_a_whole(sample: SampleInput, tmp_path:
     AutoModelForCausalLM.from_pretrained(out)
 
 
-def test_remains_of_a_killed_export_do_no_harm(sample: SampleInput, tmp_path: Path) -> None:
+def test_remains_of_a_killed_export_do_no_harm(sample: DemoInput, tmp_path: Path) -> None:
     (tmp_path / ".out.swarm-ft-partial").mkdir()
     (tmp_path / ".out.swarm-ft-partial" / "junk").touch()
     out = tmp_path / "out"
@@ -194,7 +192,7 @@ def test_a_file_is_no_output_directory(tmp_path: Path) -> None:
         check_out_dir(tmp_path / "file" / "below")
 
 
-def test_other_peoples_files_are_never_replaced(sample: SampleInput, tmp_path: Path) -> None:
+def test_other_peoples_files_are_never_replaced(sample: DemoInput, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.txt").touch()

@@ -17,7 +17,7 @@ from swarm_ft.client.forecast import (
     bytes_per_value,
     duration_words,
     forecast,
-    of_mean_length,
+    with_mean_length,
 )
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.step_cost import SecondsRange, prior
@@ -29,7 +29,7 @@ from swarm_ft.protocol.spec.run_spec import (
     EvalCompression,
     RunSpec,
 )
-from swarm_ft.protocol.spec.sample_rows import filled_up, words_of
+from swarm_ft.protocol.spec.sample_rows import pad_rows, words_of
 from swarm_ft.stage.rehearsal import StageMemory
 from tests.specs import USUAL_CODECS, model_spec, train_spec
 
@@ -311,9 +311,9 @@ def test_other_runs_on_the_same_peers_stretch_a_step_while_they_last() -> None:
     quiet, full = forecast(spec, alone), forecast(spec, beside)
     assert full.seconds == pytest.approx(1.8 * quiet.seconds)
     assert full.shared == ("peer-0 spends 80 % of its time on 1 other run",)
-    half = forecast(spec, beside, beside_s=full.seconds / 2)
+    half = forecast(spec, beside, other_runs_s=full.seconds / 2)
     assert half.seconds == pytest.approx((full.seconds + quiet.seconds) / 2)
-    assert forecast(spec, beside, beside_s=0.0).seconds == pytest.approx(quiet.seconds)
+    assert forecast(spec, beside, other_runs_s=0.0).seconds == pytest.approx(quiet.seconds)
 
 
 def test_other_programs_on_a_machine_make_a_step_longer_and_the_range_wider() -> None:
@@ -360,11 +360,11 @@ def test_a_codecs_bytes_are_those_it_writes(text: str, expected: float) -> None:
 
 def test_short_samples_take_what_they_are_long() -> None:
     spec = job()
-    rows = [filled_up(words_of([1] * length), 128) for length in (16, 48)] * 1500
+    rows = [pad_rows(words_of([1] * length), 128) for length in (16, 48)] * 1500
     samples = [row.tobytes() for row in rows]
-    short = of_mean_length(spec, samples)
+    short = with_mean_length(spec, samples)
     assert short == job(seq_length=32)
-    assert of_mean_length(spec, samples[:1]).train.seq_length == 16
+    assert with_mean_length(spec, samples[:1]).train.seq_length == 16
 
 
 def test_what_is_recomputed_takes_its_time() -> None:

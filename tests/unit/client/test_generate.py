@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from swarm_ft.client.generate import Wanted, check_generates, generate
+from swarm_ft.client.generate import GenerationRequest, check_generates, generate
 from swarm_ft.client.swarm import SwarmClient, result_name
 from swarm_ft.errors import (
     BadModel,
@@ -128,7 +128,9 @@ class Swarm:
             results=tuple(StageResult(peer_id=one.peer_id, file=file) for one in self.stages),
         )
 
-    async def generate(self, wanted: Wanted, troubles: list[str] | None = None) -> list[int]:
+    async def generate(
+        self, wanted: GenerationRequest, troubles: list[str] | None = None
+    ) -> list[int]:
         client, told = SwarmClient(self.directory, self.transport), list[int]()
         on_trouble = troubles.append if troubles is not None else pytest.fail
         found = await generate(client, self.status, wanted, told.append, on_trouble)
@@ -144,7 +146,7 @@ async def swarm() -> AsyncIterator[Swarm]:
         await server.stop()
 
 
-WANTED = Wanted(prompt=(3, 4), max_new_tokens=6)
+WANTED = GenerationRequest(prompt=(3, 4), max_new_tokens=6)
 
 
 async def test_all_stages_are_told_all_tokens_once_and_the_last_one_chooses(swarm: Swarm) -> None:
@@ -164,7 +166,7 @@ async def test_a_text_ends_behind_its_end(swarm: Swarm) -> None:
     await swarm.add("a", FIRST, honest_first)
     await swarm.add("b", LAST, honest_last)
     whole = continued(WANTED.prompt, 6)
-    assert await swarm.generate(replace(WANTED, ends=frozenset({whole[2], 31}))) == whole[:3]
+    assert await swarm.generate(replace(WANTED, stop_tokens=frozenset({whole[2], 31}))) == whole[:3]
 
 
 async def test_a_long_prompt_goes_in_parts(swarm: Swarm) -> None:
@@ -172,7 +174,9 @@ async def test_a_long_prompt_goes_in_parts(swarm: Swarm) -> None:
     await swarm.add("b", LAST, honest_last)
     fits = tokens_in_part(CHANNELS)
     prompt = (1,) * (fits + 5)
-    assert await swarm.generate(Wanted(prompt=prompt, max_new_tokens=1)) == continued(prompt, 1)
+    assert await swarm.generate(GenerationRequest(prompt=prompt, max_new_tokens=1)) == continued(
+        prompt, 1
+    )
     (said,) = swarm.heard["a"]
     sizes = [len(part.token_ids) // 4 for part in said if isinstance(part, TextTokens)]
     assert sizes == [fits, 5]

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.client.data.progress import Listener, ReadSoFar
-from swarm_ft.client.job import InARow, open_held_out, prepare_job
+from swarm_ft.client.data.progress import Listener, ReadProgress
+from swarm_ft.client.demo_input import DemoInput
+from swarm_ft.client.job import ConcatenatedSamples, open_held_out, prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, ReadOptions
-from swarm_ft.client.sample import SampleInput
-from swarm_ft.client.train import reading
+from swarm_ft.client.train import read_in_thread
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, TrainOptions
 from swarm_ft.stage.checkpoint import open_checkpoint
 
 
 @pytest.fixture
-def options(sample: SampleInput, tmp_path: Path) -> JobOptions:
+def options(sample: DemoInput, tmp_path: Path) -> JobOptions:
     """Return options for a directory with two splits."""
     for split, number in (("train", 40), ("test", 20)):
         rows = [{"text": f"{split} {'word ' * 20}{n}"} for n in range(number)]
@@ -43,7 +43,7 @@ def test_what_was_found_is_told_first_of_the_held_out_data_then_of_the_others(
     options: JobOptions,
 ) -> None:
     told: list[str] = []
-    job = prepare_job(options, Listener(tell=told.append))
+    job = prepare_job(options, Listener(on_line=told.append))
     assert [line.partition("; ")[0] for line in told] == [
         f"{options.dataset}: JSON lines, split 'test'",
         told[1],
@@ -63,15 +63,15 @@ def test_nothing_is_told_of_data_that_is_refused(options: JobOptions) -> None:
     write(Path(options.datasets[0], "train.jsonl"), [{"text": "word"}, {"text": 5}])
     told: list[str] = []
     with pytest.raises(BadDataset, match="line 2"):
-        prepare_job(options, Listener(tell=told.append))
+        prepare_job(options, Listener(on_line=told.append))
     assert not told
 
 
 def test_what_no_data_could_make_good_is_refused_before_it_is_read(options: JobOptions) -> None:
-    told: list[ReadSoFar] = []
+    told: list[ReadProgress] = []
     train = replace(options.train, sync_tied_embeddings=True)
     with pytest.raises(BadOption, match="--tied-embeddings"):
-        prepare_job(replace(options, train=train), Listener(show=told.append))
+        prepare_job(replace(options, train=train), Listener(on_progress=told.append))
     assert not told
 
 
@@ -104,7 +104,7 @@ def test_a_part_of_the_data_is_held_out(options: JobOptions, size: float, count:
     reading = replace(options.reading, packing=False)
     asked = replace(options, evaluation=EvalOptions(eval_size=size), reading=reading)
     told: list[str] = []
-    job = prepare_job(asked, Listener(tell=told.append))
+    job = prepare_job(asked, Listener(on_line=told.append))
     cut = job.spec.train.num_samples
     train, held_out = set(job.samples[:cut]), set(job.samples[cut:])
     assert (len(train), len(held_out), len(train | held_out)) == (40 - count, count, 40)
@@ -141,7 +141,7 @@ def test_each_job_has_digests_of_its_own(options: JobOptions) -> None:
 
 
 def test_samples_in_a_row_are_one_sequence() -> None:
-    both = InARow([b"a", b"b"], [b"c"])
+    both = ConcatenatedSamples([b"a", b"b"], [b"c"])
     assert list(both) == [b"a", b"b", b"c"]
     assert (both[-1], both[1:], both[::2]) == (b"c", [b"b", b"c"], [b"a", b"c"])
     with pytest.raises(IndexError):
@@ -162,11 +162,11 @@ async def test_reading_ends_at_its_next_batch_once_it_is_cancelled() -> None:
         begun.set()
         is_cancelled.wait(60)
         try:
-            listener.show(ReadSoFar(source="data"))
+            listener.on_progress(ReadProgress(source="data"))
         except asyncio.CancelledError:
             ended.set()
 
-    task = asyncio.ensure_future(reading(work, Listener()))
+    task = asyncio.ensure_future(read_in_thread(work, Listener()))
     await asyncio.to_thread(begun.wait, 60)
     task.cancel()
     await asyncio.wait([task])
@@ -181,7 +181,7 @@ def test_several_datasets_are_mixed_by_the_seed(options: JobOptions, tmp_path: P
     paths = (str(tmp_path / "train.jsonl"), str(tmp_path / "test.jsonl"))
     several = replace(options, dataset=paths, evaluation=EvalOptions(), probabilities="0.25,0.75")
     told: list[str] = []
-    job, again = prepare_job(several, Listener(tell=told.append)), prepare_job(several)
+    job, again = prepare_job(several, Listener(on_line=told.append)), prepare_job(several)
     assert list(job.samples) == list(again.samples)
     other_seed = replace(several, train=replace(several.train, seed=several.train.seed + 1))
     assert list(prepare_job(other_seed).samples) != list(job.samples)

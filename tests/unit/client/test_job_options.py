@@ -15,14 +15,14 @@ from swarm_ft.client.options import (
     StoppingStrategy,
 )
 from swarm_ft.errors import BadCodec, BadInput, BadOption
-from swarm_ft.protocol.spec.options import arguments, build, by_names, declared
+from swarm_ft.protocol.spec.options import arguments, build, by_names, option_fields
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, LrSchedule, TrainOptions, TrainSpec
 
 NAMED = {"model": "gpt2", "dataset": "notes.txt"}
 
 
 def test_every_option_has_a_name_of_its_own() -> None:
-    options = declared(JobOptions)
+    options = option_fields(JobOptions)
     assert len({one.field for one in options}) == len({one.flag for one in options}) == len(options)
 
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused_by_the_options_name(
 
 
 def test_the_learning_rates_that_help_tells_are_those_that_are_used() -> None:
-    (lr,) = (one for one in declared(JobOptions) if one.flag == "--lr")
+    (lr,) = (one for one in option_fields(JobOptions) if one.flag == "--lr")
     told = [float(number) for number in re.findall(r"\de-\d", lr.option.default)]
     assert told == [TrainOptions().learning_rate, SAMPLE_LR]
 

@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoConfig, BertConfig, BertForSequenceClassification
 
 from swarm_ft.client.data.progress import Listener
+from swarm_ft.client.demo_input import write_demo_input
 from swarm_ft.client.job import prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, ReadOptions
-from swarm_ft.client.sample import write_sample
 from swarm_ft.errors import BadDataset, BadOption, SwarmError
 from swarm_ft.protocol.spec.run_spec import TaskKind, TrainOptions
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL, labels_in, rows_in
@@ -31,7 +31,7 @@ def classifier(directory: Path, names: tuple[str, ...]) -> str:
         id2label=dict(enumerate(names)),
         label2id={name: number for number, name in enumerate(names)},
     )
-    made = write_sample(directory, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
+    made = write_demo_input(directory, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
     BertForSequenceClassification(config).save_pretrained(made.model_dir)
     return made.model_dir
 
@@ -56,7 +56,7 @@ def options(
 def read(job: JobOptions) -> tuple[tuple[str, ...], list[str], list[str]]:
     """Return the names of a job's classes, its samples' classes by row, and the lines."""
     lines: list[str] = []
-    prepared = prepare_job(job, Listener(tell=lines.append))
+    prepared = prepare_job(job, Listener(on_line=lines.append))
     names = prepared.spec.train.labels
     rows = rows_in(b"".join(prepared.samples), job.train.seq_length)
     labels = labels_in(rows)
@@ -120,7 +120,7 @@ def test_other_classes_than_the_models_are_refused_in_one_line(
 
 
 def test_a_model_without_a_head_has_the_classes_of_the_data(tmp_path: Path) -> None:
-    made = write_sample(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
+    made = write_demo_input(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
     names, found, _ = read(options(tmp_path, made.model_dir, ["good", "bad"]))
     assert names == ("bad", "good")
     assert found[:2] == ["good", "bad"]
@@ -144,7 +144,7 @@ def test_a_model_without_a_head_has_the_classes_of_the_data(tmp_path: Path) -> N
 def test_classes_are_those_of_both_files(
     tmp_path: Path, classes: list[str], held_out: list[str], expected: tuple[str, ...]
 ) -> None:
-    made = write_sample(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
+    made = write_demo_input(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
     other = table(tmp_path / "held-out.csv", held_out)
     names, found, lines = read(options(tmp_path, made.model_dir, classes, other))
     assert names == expected
@@ -167,14 +167,14 @@ def test_classes_are_those_of_both_files(
 def test_numbers_of_held_out_data_that_mean_nothing_are_refused(
     tmp_path: Path, classes: list[str], held_out: list[str], given: str, why: str
 ) -> None:
-    made = write_sample(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
+    made = write_demo_input(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
     other = table(tmp_path / "held-out.csv", held_out)
     with pytest.raises(BadDataset, match=why):
         prepare_job(options(tmp_path, made.model_dir, classes, other, label_names=given))
 
 
 def test_labels_say_what_numbers_of_both_files_count(tmp_path: Path) -> None:
-    made = write_sample(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
+    made = write_demo_input(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
     other = table(tmp_path / "held-out.csv", ["bad", "good"])
     asked = options(tmp_path, made.model_dir, ["0", "1"], other, label_names="good,bad")
     names, found, _ = read(asked)
@@ -194,7 +194,7 @@ def test_a_job_goes_on_with_the_models_own_head(tmp_path: Path) -> None:
 
 
 def test_classes_are_those_of_all_datasets(tmp_path: Path) -> None:
-    made = write_sample(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
+    made = write_demo_input(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
     asked = options(tmp_path, made.model_dir, ["bad", "good"])
     other = table(tmp_path / "other.csv", ["neutral", "good"])
     names, found, _ = read(replace(asked, dataset=(*asked.datasets, other)))

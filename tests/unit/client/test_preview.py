@@ -8,15 +8,15 @@ import pytest
 
 from swarm_ft.cli.preview import lines_of
 from swarm_ft.client.data.progress import Listener
+from swarm_ft.client.demo_input import DemoInput
 from swarm_ft.client.job import prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, ReadOptions
 from swarm_ft.client.preview import preview
-from swarm_ft.client.sample import SampleInput
 from swarm_ft.protocol.spec.run_spec import TaskKind, TrainOptions
 from swarm_ft.protocol.spec.sample_rows import counts_of, rows_in, token_ids_of
 
 
-def job_of(sample: SampleInput, path: Path, rows: list[dict[str, object]]) -> JobOptions:
+def job_of(sample: DemoInput, path: Path, rows: list[dict[str, object]]) -> JobOptions:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return JobOptions(
         model=sample.model_dir,
@@ -27,7 +27,7 @@ def job_of(sample: SampleInput, path: Path, rows: list[dict[str, object]]) -> Jo
 
 
 @pytest.fixture
-def pairs(sample: SampleInput, tmp_path: Path) -> JobOptions:
+def pairs(sample: DemoInput, tmp_path: Path) -> JobOptions:
     rows: list[dict[str, object]] = [
         {"prompt": f"Say {n} in words: ", "completion": f"{n} é" + " and more" * n}
         for n in range(12)
@@ -105,7 +105,7 @@ def test_learned_tokens_are_green_on_a_terminal(pairs: JobOptions) -> None:
     assert not any("\x1b" in line for line in plain)
 
 
-def test_classes_are_shown_where_they_are_learned(sample: SampleInput, tmp_path: Path) -> None:
+def test_classes_are_shown_where_they_are_learned(sample: DemoInput, tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [
         {"tokens": ["Ada", "codes"], "ner_tags": ["name", "other"]},
         {"tokens": ["She", "sings"], "ner_tags": ["other", "other"]},
@@ -140,5 +140,5 @@ def test_packs_in_the_order_of_their_lengths_are_noted(
         train=TrainOptions(seq_length=64, shuffle=is_shuffled),
     )
     lines: list[str] = []
-    prepare_job(options, Listener(tell=lines.append))
+    prepare_job(options, Listener(on_line=lines.append))
     assert any("--shuffle" in line for line in lines) == is_noted

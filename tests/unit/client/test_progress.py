@@ -47,7 +47,7 @@ def _status(phase: RunPhase, detail: str = "", committed: int = 0) -> RunStatus:
 def _after(*events: RunStatus | StepCommitted) -> ProgressState:
     state = ProgressState(num_steps=40)
     for event in events:
-        state = state.after(event)
+        state = state.with_event(event)
     return state
 
 
@@ -100,14 +100,18 @@ def test_a_history_told_again_ends_in_the_same_state() -> None:
 def test_the_line_says_what_the_run_waits_for_until_it_goes_on() -> None:
     waiting = _after(_step(0), _status(RunPhase.WAITING, "waiting for layers 12-24", committed=1))
     assert waiting.line() == "waiting: layers 12-24"
-    assert waiting.after(_step(1)).line() == "loss 2.000  8.0 samples/s  sent 6.0x less  ETA 0:19"
+    assert (
+        waiting.with_event(_step(1)).line() == "loss 2.000  8.0 samples/s  sent 6.0x less  ETA 0:19"
+    )
 
 
 def test_a_peer_that_a_training_run_hears_nothing_of_is_in_the_line_until_it_speaks() -> None:
     notice = "peer b (layers 2-4) has said nothing for 4 s"
     silent = _after(_step(0), _status(RunPhase.TRAINING, notice, committed=1))
     assert silent.line() == notice
-    assert silent.after(_status(RunPhase.TRAINING, committed=1)).line().startswith("loss 2.000")
+    assert (
+        silent.with_event(_status(RunPhase.TRAINING, committed=1)).line().startswith("loss 2.000")
+    )
 
 
 def test_a_long_eta_has_hours() -> None:
@@ -129,7 +133,7 @@ def _written(console: Console) -> str:
 
 def test_without_a_terminal_about_every_tenth_of_the_run_is_a_plain_line() -> None:
     console = _plain_console()
-    with RunProgress(_spec(num_steps=40).train, console).shown() as progress:
+    with RunProgress(_spec(num_steps=40).train, console).display() as progress:
         progress.show_status(_status(RunPhase.WAITING, "waiting for layers 2-4"))
         progress.show_status(_status(RunPhase.WAITING, "waiting for layers 2-4"))
         for k in range(40):
@@ -145,7 +149,7 @@ def test_without_a_terminal_about_every_tenth_of_the_run_is_a_plain_line() -> No
 
 def test_a_history_told_again_is_not_printed_again() -> None:
     console = _plain_console()
-    with RunProgress(_spec(num_steps=40).train, console).shown() as progress:
+    with RunProgress(_spec(num_steps=40).train, console).display() as progress:
         for k in (*range(20), *range(24)):
             progress.show_step(_step(k))
     steps = [line.split()[1] for line in _written(console).splitlines()]
@@ -164,7 +168,7 @@ def test_a_request_of_the_operator_is_printed_at_once_and_only_once() -> None:
     rate = "learning rate 0.001 from step 9 on"
     second = replace(request, number=2, kind=EventKind.RUN_STEERED, words=rate)
     console = _plain_console()
-    with RunProgress(_spec().train, console).shown() as progress:
+    with RunProgress(_spec().train, console).display() as progress:
         for status in (
             replace(_status(RunPhase.TRAINING, words, committed=9), steered=(request,)),
             replace(_status(RunPhase.TRAINING, committed=9), steered=(request, second)),
@@ -178,7 +182,7 @@ def test_a_request_of_the_operator_is_printed_at_once_and_only_once() -> None:
 
 def test_on_a_terminal_one_bar_shows_step_and_numbers() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
-    with RunProgress(_spec(num_steps=40).train, console).shown() as progress:
+    with RunProgress(_spec(num_steps=40).train, console).display() as progress:
         progress.show_step(_step(9))
         progress.message("a line above")
     text = _written(console)
@@ -188,7 +192,7 @@ def test_on_a_terminal_one_bar_shows_step_and_numbers() -> None:
 
 def test_who_is_gone_stays_to_be_read_above_the_bar() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
-    with RunProgress(_spec(num_steps=40).train, console).shown() as progress:
+    with RunProgress(_spec(num_steps=40).train, console).display() as progress:
         progress.show_status(_status(RunPhase.WAITING, "peer b is gone", committed=9))
         progress.show_status(_status(RunPhase.WAITING, "peer b is gone", committed=9))
         progress.show_status(_status(RunPhase.LOADING, "peers load their stages", committed=9))
@@ -200,7 +204,7 @@ def test_who_is_gone_stays_to_be_read_above_the_bar() -> None:
 
 def test_who_joins_while_the_others_train_is_told_above_the_bar_and_the_bar_goes_on() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
-    with RunProgress(_spec(num_steps=40).train, console).shown() as progress:
+    with RunProgress(_spec(num_steps=40).train, console).display() as progress:
         progress.show_status(_status(RunPhase.TRAINING, "peer x joins layers 0-3", committed=9))
         progress.show_step(_step(9))
     lines = [line.rstrip() for line in _written(console).replace("\r", "\n").splitlines()]
@@ -211,6 +215,6 @@ def test_who_joins_while_the_others_train_is_told_above_the_bar_and_the_bar_goes
 
 
 def test_the_display_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with RunProgress(_spec().train).shown() as progress:
+    with RunProgress(_spec().train).display() as progress:
         progress.message("hello")
     assert capsys.readouterr() == ("", "hello\n")

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from swarm_ft.client.forecast import EvalForecast, Forecast
+from swarm_ft.client.formatting import kind_lines
 from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_line
-from swarm_ft.client.words import kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
 from swarm_ft.protocol.machines.step_cost import SecondsRange
@@ -23,7 +23,7 @@ from swarm_ft.protocol.messages.client import (
     RunStatus,
     StepCommitted,
 )
-from swarm_ft.protocol.messages.events import Actor, EventKind, Steered, WentBack
+from swarm_ft.protocol.messages.events import Actor, EventKind, Rollback, Steered
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.spec.run_spec import Codecs, Dtype, TaskKind
 from swarm_ft.protocol.spec.tasks import Classification
@@ -76,7 +76,7 @@ def _evaluated(step: int, loss: float, compressed: float | None = None, sent: in
 
 
 def _after(*steps: StepCommitted | Evaluated) -> ProgressState:
-    return reduce(ProgressState.after, steps, ProgressState(num_steps=9))
+    return reduce(ProgressState.with_event, steps, ProgressState(num_steps=9))
 
 
 def _report(*steps: StepCommitted, before: float = 3.0, after: float = 1.0) -> RunReport:
@@ -255,7 +255,7 @@ def test_a_run_without_steps_or_evaluation_still_has_a_document() -> None:
     assert report.summary_lines() == ["result               m"]
 
 
-WENT_BACK = WentBack(
+WENT_BACK = Rollback(
     from_step=StepNumber(5), to_step=StepNumber(2), why="a peer left", remedy="a replica"
 )
 
@@ -270,7 +270,7 @@ def test_a_report_prints_in_six_lines() -> None:
         "went back        never",
         "result           out/model (2 steps)",
     ]
-    other = replace(report, num_steps=9, evaluations=(), went_back=(WENT_BACK, WENT_BACK))
+    other = replace(report, num_steps=9, evaluations=(), rollbacks=(WENT_BACK, WENT_BACK))
     lines = str(other).splitlines()
     assert len(lines) == 6
     assert lines[0].startswith("run-1            2 of 9 steps, ")
@@ -371,7 +371,7 @@ def test_a_run_that_stopped_early_tells_where_and_whose_weights_it_gives() -> No
         result_step=StepNumber(1),
     )
     before = _after(_step(0), _evaluated(1, 2.0), _step(1), _step(2), _evaluated(3, 5.0))
-    state = before.after(status)
+    state = before.with_event(status)
     assert state.losses == before.losses
     assert (state.result_step, [one.step for one in state.evaluations]) == (1, [1, 3])
     report = replace(
@@ -403,7 +403,7 @@ def test_codecs_that_were_changed_are_told_with_their_steps() -> None:
         spec=run_spec(),
         codecs=changes,
     )
-    assert _after(_step(0), _step(1)).after(status).codecs == changes
+    assert _after(_step(0), _step(1)).with_event(status).codecs == changes
     report = replace(_report(_step(0), _step(1)), codecs=changes[:1])
     assert json.loads(report.to_json())["codecs"] == [
         {"first_step": 1, "forward": "aq2+z", "backward": "q2+z"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.client.options import Outputs
-from swarm_ft.client.reporting import folder_of, named_in, reporting
+from swarm_ft.client.reporting import log_dir, open_reporters, parse_reporters
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, RunEvent, StepCommitted
@@ -40,7 +40,7 @@ def test_a_step_is_a_line_as_soon_as_it_counts(tmp_path: Path) -> None:
     spec = train_spec(num_samples=8, num_steps=4)
     outputs = Outputs(out=tmp_path / "out", report_to="csv")
     events: list[RunEvent] = [evaluated(0, 3.0), step(0, 2.5), step(1, 2.0), evaluated(2, 1.5)]
-    with reporting(outputs, "run-1", spec) as take:
+    with open_reporters(outputs, "run-1", spec) as take:
         for count, event in enumerate(events, start=1):
             take(event)
             assert len(rows_of(tmp_path)) == count
@@ -56,7 +56,7 @@ def test_what_is_told_again_is_written_once_and_what_is_trained_again_twice(
     tmp_path: Path,
 ) -> None:
     outputs = Outputs(out=tmp_path / "out", report_to="csv")
-    with reporting(outputs, "run-1", train_spec(num_samples=8)) as take:
+    with open_reporters(outputs, "run-1", train_spec(num_samples=8)) as take:
         for event in (step(0, 2.5), step(1, 2.0), step(0, 2.5), step(1, 1.9), step(2, 1.8)):
             take(event)
     found = [(row["step"], row["train/loss"]) for row in rows_of(tmp_path)]
@@ -66,7 +66,7 @@ def test_what_is_told_again_is_written_once_and_what_is_trained_again_twice(
 def test_classes_have_their_metrics(tmp_path: Path) -> None:
     spec = train_spec(task_kind=TaskKind.CLASSIFICATION, label_names="no,yes", seq_length=8)
     outputs = Outputs(out=tmp_path / "out", report_to="csv,csv")
-    with reporting(outputs, "run-1", spec) as take:
+    with open_reporters(outputs, "run-1", spec) as take:
         take(evaluated(0, 0.7, (1, 1, 2, 1, 1, 2)))
     (row,) = rows_of(tmp_path)
     assert set(row) > {"eval/accuracy", "eval/f1", "eval/matthews_correlation"}
@@ -81,7 +81,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     outputs = Outputs(out=tmp_path / "out", report_to="tensorboard", logging_dir=tmp_path / "logs")
-    with reporting(outputs, "run-1", train_spec(num_samples=8)) as take:
+    with open_reporters(outputs, "run-1", train_spec(num_samples=8)) as take:
         take(step(0, 2.5))
         take(evaluated(1, 1.5))
     found = EventAccumulator(str(tmp_path / "logs" / "run-1"))
@@ -94,27 +94,27 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 def test_what_cannot_be_reported_to_is_told_before_anything_trains(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert named_in("none") == ()
+    assert parse_reporters("none") == ()
     with pytest.raises(BadOption, match="expected some of csv, tensorboard, wandb, trackio, none"):
-        named_in("csv,comet")
+        parse_reporters("csv,comet")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    assert named_in("csv") == ("csv",)
+    assert parse_reporters("csv") == ("csv",)
     with pytest.raises(BadOption, match="pip install trackio"):
-        named_in("csv,trackio")
+        parse_reporters("csv,trackio")
     (tmp_path / "file").write_text("")
     outputs = Outputs(out=tmp_path / "out", report_to="csv", logging_dir=tmp_path / "file")
     with (
         pytest.raises(BadOption, match=r"--report-to csv: .*file"),
-        reporting(outputs, "run-1", train_spec()),
+        open_reporters(outputs, "run-1", train_spec()),
     ):
         pass
-    assert folder_of(Outputs(out=Path(".")), "run-1").parent.name.endswith("-runs")
+    assert log_dir(Outputs(out=Path(".")), "run-1").parent.name.endswith("-runs")
 
 
 @pytest.mark.parametrize("name", ["..", ".", ".hidden", "\N{OCTOPUS}" * 16, "a b", "a*"])
 def test_no_odd_name_of_a_run_becomes_a_folder(tmp_path: Path, name: str) -> None:
     outputs = Outputs(out=tmp_path / "out")
-    folder = folder_of(outputs, name)
+    folder = log_dir(outputs, name)
     assert folder.parent == tmp_path / "out-runs"
     assert re.fullmatch("run-[0-9a-f]{32}", folder.name)
-    assert folder_of(outputs, "run-1a.2_b").name == "run-1a.2_b"
+    assert log_dir(outputs, "run-1a.2_b").name == "run-1a.2_b"

@@ -23,8 +23,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from swarm_ft.client.ends import turn_end_of
 from swarm_ft.client.options import JobOptions
+from swarm_ft.client.stop_tokens import turn_stop_token
 from swarm_ft.errors import BadModel
 from swarm_ft.protocol.spec.run_spec import Adapter, TaskKind, TrainOptions
 from tests.trained_job import TrainedJob
@@ -165,7 +165,7 @@ TEMPLATES = {
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_end_of_a_turn_is_the_templates(name: str) -> None:
     template, expected = TEMPLATES[name]
-    assert turn_end_of(tokenizer(template)) == expected
+    assert turn_stop_token(tokenizer(template)) == expected
 
 
 @pytest.mark.parametrize("own", [None, END, [END, EOS]])

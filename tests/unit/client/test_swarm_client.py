@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from swarm_ft.client.demo_input import DemoInput
 from swarm_ft.client.job import Job, prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
-from swarm_ft.client.sample import SampleInput
 from swarm_ft.client.swarm import MAX_RESUBMITS, SwarmClient
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
@@ -26,7 +26,7 @@ from tests.doubles.memory_transport import MemoryTransport
 
 
 @pytest.fixture(scope="module")
-def job(sample: SampleInput, tmp_path_factory: pytest.TempPathFactory) -> Job:
+def job(sample: DemoInput, tmp_path_factory: pytest.TempPathFactory) -> Job:
     train = TrainOptions(
         batch_size=4,
         seq_length=64,

@@ -14,11 +14,11 @@ from swarm_ft.codec.basis import (
     NAME_BYTES,
     PLAIN,
     Basis,
-    learned,
-    most_directions,
-    name_in,
+    basis_name,
+    learn_basis,
+    max_directions,
 )
-from swarm_ft.codec.codebook import learned_codebook
+from swarm_ft.codec.codebook import learn_codebook
 from swarm_ft.errors import BadFrame
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def rows_along(directions: Tensor, spreads: list[float], count: int = 4096) -> T
 
 
 def found(rows: Tensor, step: float, *, has_mean: bool = False) -> Basis:
-    basis = learned([rows], step, has_mean=has_mean)
+    basis = learn_basis([rows], step, has_mean=has_mean)
     assert basis is not None
     return basis
 
@@ -75,7 +75,7 @@ def test_as_many_directions_as_vary_by_more_than_a_share_of_the_step(step: float
     spreads = [size * step for size in (20.0, 3.0, 1.0, 0.4, 0.2, 0.01)]
     assert found(rows_along(directions, spreads), step).directions == 4
     assert found(rows_along(directions, spreads), 4 * step).directions == 2
-    assert learned([rows_along(directions, spreads)], 100 * step, has_mean=False) is None
+    assert learn_basis([rows_along(directions, spreads)], 100 * step, has_mean=False) is None
 
 
 def test_what_all_rows_share_is_the_mean_where_there_is_one_and_a_direction_where_not() -> None:
@@ -101,8 +101,8 @@ def test_wider_directions_have_classes_no_lower_and_all_are_in_their_range() -> 
 
 @pytest.mark.parametrize("has_mean", [False, True])
 def test_silence_has_no_basis(has_mean: bool) -> None:
-    assert learned([torch.zeros(64, CHANNELS)], 0.1, has_mean=has_mean) is None
-    assert learned([torch.zeros(64, CHANNELS)], 0.0, has_mean=has_mean) is None
+    assert learn_basis([torch.zeros(64, CHANNELS)], 0.1, has_mean=has_mean) is None
+    assert learn_basis([torch.zeros(64, CHANNELS)], 0.0, has_mean=has_mean) is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -112,14 +112,14 @@ def test_rows_or_a_step_that_are_not_finite_have_none(
     value: float, has_mean: bool, channels: int
 ) -> None:
     rows = torch.randn(64, channels, generator=generator(0))
-    assert learned([rows], value, has_mean=has_mean) is None
+    assert learn_basis([rows], value, has_mean=has_mean) is None
     rows[3, 4] = value
-    assert learned([rows], 0.1, has_mean=has_mean) is None
+    assert learn_basis([rows], 0.1, has_mean=has_mean) is None
 
 
 @pytest.mark.parametrize("step", [0.0, -1.0])
 def test_a_step_of_nothing_has_none(step: float) -> None:
-    assert learned([torch.randn(64, CHANNELS)], step, has_mean=False) is None
+    assert learn_basis([torch.randn(64, CHANNELS)], step, has_mean=False) is None
 
 
 @pytest.mark.parametrize("channels", [1, CHANNELS, 520])
@@ -128,7 +128,7 @@ def test_one_row_is_a_direction_and_around_its_own_mean_nothing(channels: int) -
     basis = found(row, 0.01)
     assert basis.directions == 1
     assert (basis.synthesis(CPU)[0] @ row[0]).abs() == pytest.approx(float(row.norm()), rel=0.05)
-    assert learned([row], 1.0, has_mean=True) is None, "but for what the mean is rounded by"
+    assert learn_basis([row], 1.0, has_mean=True) is None, "but for what the mean is rounded by"
 
 
 @pytest.mark.parametrize("power", [-60, 40])
@@ -184,11 +184,11 @@ def test_beyond_512_channels_few_directions_are_found_exactly() -> None:
 
 
 def test_no_basis_has_more_directions_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert most_directions(10**6) == basis_module.MAX_DIRECTIONS
+    assert max_directions(10**6) == basis_module.MAX_DIRECTIONS
     monkeypatch.setattr(basis_module, "MAX_DIRECTIONS", 7)
     rows = torch.randn(256, CHANNELS, generator=generator(3))
     basis = found(rows, 0.01)
-    assert basis.directions == most_directions(CHANNELS) == 7
+    assert basis.directions == max_directions(CHANNELS) == 7
 
 
 # ---- what is foretold
@@ -210,19 +210,19 @@ def bases_of(count: int = 6, tokens: int = 80) -> list[Tensor]:
 
 def foretelling(noise: float = 0.3) -> Basis:
     bases = bases_of()
-    basis = learned(samples_of(bases, noise), 0.01, bases=bases)
+    basis = learn_basis(samples_of(bases, noise), 0.01, old_values=bases)
     assert basis is not None
-    assert basis.forecast is not None
+    assert basis.predictor is not None
     return basis
 
 
 def test_a_map_of_the_bases_is_found_to_rounding_and_noise() -> None:
     basis = foretelling()
-    assert basis.forecast is not None
+    assert basis.predictor is not None
     (base,) = bases_of(1)
     (change,) = samples_of([base])
-    scales = 2.0 ** -basis.forecast.exponents.float()
-    foretold = base @ (basis.forecast.coefficients.float() * scales) @ basis.synthesis(CPU)
+    scales = 2.0 ** -basis.predictor.exponents.float()
+    foretold = base @ (basis.predictor.coefficients.float() * scales) @ basis.synthesis(CPU)
     assert float((foretold - change).norm() / change.norm()) < 0.25
     assert basis.directions == 5, "the span is that of the changes"
 
@@ -230,24 +230,24 @@ def test_a_map_of_the_bases_is_found_to_rounding_and_noise() -> None:
 def test_what_bases_do_not_tell_is_not_foretold() -> None:
     changes = samples_of(bases_of(), 0.0)
     unrelated = [torch.randn(80, CHANNELS, generator=generator(300 + k)) for k in range(6)]
-    basis = learned(changes, 0.01, bases=unrelated)
+    basis = learn_basis(changes, 0.01, old_values=unrelated)
     assert basis is not None
-    assert basis.forecast is None
+    assert basis.predictor is None
 
 
 def test_of_one_sample_nothing_is_foretold() -> None:
     bases = bases_of(1)
-    basis = learned(samples_of(bases), 0.01, bases=bases)
+    basis = learn_basis(samples_of(bases), 0.01, old_values=bases)
     assert basis is not None
-    assert basis.forecast is None
+    assert basis.predictor is None
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-40, 1e15, 1e25, 3e38, math.inf, math.nan])
 def test_bases_of_any_size_end_no_step(value: float) -> None:
     bases = [base.sign() * value for base in bases_of()]
-    basis = learned(samples_of(bases_of()), 0.01, bases=bases)
+    basis = learn_basis(samples_of(bases_of()), 0.01, old_values=bases)
     assert basis is not None
-    if basis.forecast is not None:
+    if basis.predictor is not None:
         again = Basis.from_bytes(basis.data, CHANNELS)
         assert again.data == basis.data
 
@@ -256,15 +256,15 @@ def test_bases_of_any_size_end_no_step(value: float) -> None:
 @pytest.mark.parametrize("channels", [CHANNELS, 520])
 def test_rows_of_any_size_end_no_step(value: float, channels: int) -> None:
     rows = torch.randn(64, channels, generator=generator(4)) * value
-    basis = learned([rows], value / 2)
+    basis = learn_basis([rows], value / 2)
     assert (basis is None) == (value >= 1e19), "beyond what float32 can square"
 
 
 def test_a_sample_of_one_token_foretells_nothing_and_harms_nothing() -> None:
     """The mean over a sample's tokens is not predicted."""
     bases = [base[:1] for base in bases_of()]
-    basis = learned(samples_of(bases, 0.1), 0.01, bases=bases)
-    assert basis is None or basis.forecast is None
+    basis = learn_basis(samples_of(bases, 0.1), 0.01, old_values=bases)
+    assert basis is None or basis.predictor is None
 
 
 # ---- rounding
@@ -317,7 +317,7 @@ def test_directions_that_rounding_made_one_share_what_is_sent_along_them() -> No
 
 def with_entries() -> Basis:
     rows = rows_along(directions_of(CHANNELS, 5), [8.0, 4.0, 2.0, 1.0, 0.5], count=256)
-    basis = learned_codebook([rows])
+    basis = learn_codebook([rows])
     assert basis is not None
     return basis
 
@@ -341,14 +341,14 @@ def test_bytes_and_back(kind: str) -> None:
     assert torch.equal(again.synthesis(CPU), basis.synthesis(CPU))
     assert torch.equal(again.classes, basis.classes)
     assert (again.mean is None) == (kind != "mean")
-    assert (again.forecast is None) == (kind != "forecast")
+    assert (again.predictor is None) == (kind != "forecast")
     assert (again.codebook is None) == (kind != "codebook")
     if again.codebook is not None and basis.codebook is not None:
         assert torch.equal(again.codebook.codes, basis.codebook.codes)
         assert torch.equal(again.entries(CPU), basis.entries(CPU))
-    if again.forecast is not None and basis.forecast is not None:
-        assert torch.equal(again.forecast.coefficients, basis.forecast.coefficients)
-        assert torch.equal(again.forecast.exponents, basis.forecast.exponents)
+    if again.predictor is not None and basis.predictor is not None:
+        assert torch.equal(again.predictor.coefficients, basis.predictor.coefficients)
+        assert torch.equal(again.predictor.exponents, basis.predictor.exponents)
     if again.mean is not None and basis.mean is not None:
         assert torch.equal(again.mean, basis.mean)
 
@@ -361,7 +361,7 @@ def test_a_name_is_of_all_that_decoding_depends_on() -> None:
         replace(basis, mean=None),
         replace(basis, classes=basis.classes.flip(0)),
         replace(basis, exponents=basis.exponents + 1),
-        replace(basis, forecast=foretelling().forecast),
+        replace(basis, predictor=foretelling().predictor),
         replace(basis, coefficients=-basis.coefficients),
     ]
     names = {one.name for one in (basis, *changed)}
@@ -384,9 +384,9 @@ def test_no_name_is_the_one_of_no_basis(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_payload_names_its_basis_first() -> None:
-    assert name_in(b"abcdefgh") == b"abcd"
-    assert name_in(PLAIN + b"efgh") == b""
-    assert name_in(b"") == b""
+    assert basis_name(b"abcdefgh") == b"abcd"
+    assert basis_name(PLAIN + b"efgh") == b""
+    assert basis_name(b"") == b""
 
 
 # ---- hostile bytes
@@ -395,7 +395,7 @@ def test_a_payload_names_its_basis_first() -> None:
 def is_within_bounds(basis: Basis, channels: int) -> bool:
     synthesis = basis.synthesis(CPU)
     return (
-        1 <= basis.directions <= most_directions(channels)
+        1 <= basis.directions <= max_directions(channels)
         and basis.channels == channels
         and bool(synthesis.isfinite().all())
         and float(synthesis.abs().max()) <= 8.0

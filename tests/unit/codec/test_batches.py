@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm_ft.codec.batches import BatchDecoder, BatchEncoder, Boundary, BufferKeeper
-from swarm_ft.codec.for_hivemind import CodecCompression, read_as
+from swarm_ft.codec.batches import BatchDecoder, BatchEncoder, BufferCache, CompressedBoundary
+from swarm_ft.codec.for_hivemind import CodecCompression, register_compression
 from swarm_ft.codec.for_pipelining import ReceiveEnd, SendEnd
 from swarm_ft.errors import BadCodec, BadFrame, NonFinite, SwarmError
 from swarm_ft.protocol.spec.codec_spec import Direction
@@ -69,11 +69,11 @@ def test_gradients_go_by_every_kind_of_codec(codec: str) -> None:
 
 
 def test_buffers_have_a_bound_and_the_oldest_goes_first() -> None:
-    kept = BufferKeeper(bits=8, max_bytes=1 << 20)
+    kept = BufferCache(bits=8, max_bytes=1 << 20)
     one = batch()[0]
     kept.put(0, one)
     size = kept.num_bytes
-    small = BufferKeeper(bits=8, max_bytes=2 * size)
+    small = BufferCache(bits=8, max_bytes=2 * size)
     for sample in (0, 1, 0, 2):
         small.put(sample, one)
     assert (len(small), 1 in small, small.num_bytes) == (2, False, 2 * size)
@@ -111,7 +111,7 @@ def test_what_is_no_batch_is_refused() -> None:
 
 
 def test_a_boundary_passes_what_would_arrive_and_its_gradient() -> None:
-    exact, coarse = Boundary("none", "none"), Boundary("aq4", "q8")
+    exact, coarse = CompressedBoundary("none", "none"), CompressedBoundary("aq4", "q8")
     x, weights = batch().requires_grad_(), batch(1)
     (found,) = torch.autograd.grad((exact(x, [0, 1, 2]) * weights).sum(), x)
     assert torch.equal(found, weights)
@@ -157,7 +157,7 @@ def test_hivemind_compresses_by_our_codec(
         {**serialization._BASE_COMPRESSION_TYPES},  # noqa: SLF001
     )
     compression = CodecCompression("q8")
-    read_as(compression)
+    register_compression(compression)
     tensor = batch(shape=shape, dtype=dtype).requires_grad_()
     info = CompressionInfo.from_tensor(tensor)
     message = compression.compress(tensor, info)

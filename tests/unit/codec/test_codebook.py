@@ -12,8 +12,8 @@ from torch import Tensor
 
 from swarm_ft.codec import codebook as codebook_module
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.basis import MOST_ENTRY_BITS, NAME_BYTES, PLAIN, Basis, learned
-from swarm_ft.codec.codebook import LEAST_ROWS, SIZE_BITS, CodebookCodec, learned_codebook
+from swarm_ft.codec.basis import MOST_ENTRY_BITS, NAME_BYTES, PLAIN, Basis, learn_basis
+from swarm_ft.codec.codebook import LEAST_ROWS, SIZE_BITS, CodebookCodec, learn_codebook
 from swarm_ft.codec.kernels.base import packed_bytes
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -49,7 +49,7 @@ def gradients(tokens: int, seed: int = 0, noise: float = 0.3, channels: int = CH
 
 
 def taught(rows: Tensor) -> Basis:
-    basis = learned_codebook([rows])
+    basis = learn_codebook([rows])
     assert basis is not None
     return basis
 
@@ -61,7 +61,7 @@ def book(channels: int = CHANNELS, count: int = 512) -> Basis:
 def codec_of(name: str, basis: Basis | None = None) -> CodebookCodec:
     codec = parse(name, Direction.BACKWARD)
     assert isinstance(codec, CodebookCodec)
-    return codec.along(basis)
+    return codec.with_basis(basis)
 
 
 def error(codec: Codec, x: Tensor) -> float:
@@ -92,18 +92,18 @@ def test_as_many_entries_as_there_are_rows_for(rows: int, entries: int) -> None:
 
 
 def test_of_few_rows_nothing_is_learned_nor_of_silent_ones() -> None:
-    assert learned_codebook([gradients(LEAST_ROWS - 1)]) is None
+    assert learn_codebook([gradients(LEAST_ROWS - 1)]) is None
     rows = gradients(LEAST_ROWS)
     rows[5] = 0
-    assert learned_codebook([rows]) is None
-    assert learned_codebook([torch.zeros(500, CHANNELS)]) is None
+    assert learn_codebook([rows]) is None
+    assert learn_codebook([torch.zeros(500, CHANNELS)]) is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
 def test_rows_that_are_not_finite_teach_nothing(value: float) -> None:
     rows = gradients(512)
     rows[3] = value
-    assert learned_codebook([rows]) is None
+    assert learn_codebook([rows]) is None
 
 
 def test_rows_of_one_direction_make_a_codebook_all_the_same() -> None:
@@ -134,7 +134,7 @@ def test_entries_are_exact() -> None:
 
 
 def test_a_basis_without_one_has_no_entries() -> None:
-    plain = learned([torch.randn(64, CHANNELS)], 0.1)
+    plain = learn_basis([torch.randn(64, CHANNELS)], 0.1)
     assert plain is not None
     with pytest.raises(BadFrame, match="no codebook"):
         plain.entries(CPU)
@@ -146,12 +146,12 @@ def test_a_basis_without_one_has_no_entries() -> None:
 def test_what_entries_tell_is_kept_and_of_dither_what_is_sure() -> None:
     x, codec = gradients(256, seed=5), codec_of("q0.7+z+book", book())
     encoded, value = codec.encode_and_decode(x)
-    kept = codec.kept(encoded, value)
+    kept = codec.next_base(encoded, value)
     assert (kept - x).square().sum() < 0.7 * (value - x).square().sum()
     assert (kept - x).square().sum() < (told(codec, x) - x).square().sum()
     plain = codec_of("q0.7+z+book")
     encoded, value = plain.encode_and_decode(x)
-    assert torch.equal(plain.kept(encoded, value), value), "of a frame that no entry told of"
+    assert torch.equal(plain.next_base(encoded, value), value), "of a frame that no entry told of"
 
 
 @pytest.mark.parametrize("name", ["q1+z", "q2+z", "q2t", "qc0.5"])
@@ -226,7 +226,7 @@ def test_both_ends_hold_the_same_values(
 def test_without_a_codebook_it_is_the_codec_alone(name: str) -> None:
     x = gradients(16)
     plain = parse(name.replace("+book", ""), Direction.BACKWARD).encode(x).payload
-    first_activations = learned([x], 0.1)
+    first_activations = learn_basis([x], 0.1)
     for basis in (None, first_activations):
         assert codec_of(name, basis).encode(x).payload == PLAIN + plain
 
@@ -283,14 +283,14 @@ def test_sizes_that_no_encoder_says_are_refused(bits: int) -> None:
 
 def test_another_basis_than_the_frame_names_is_refused_and_one_without_a_codebook() -> None:
     codec, encoded = honest()
-    plain = learned([gradients(64)], 0.1)
+    plain = learn_basis([gradients(64)], 0.1)
     assert plain is not None
     for basis in (None, plain, taught(gradients(512, seed=8))):
         with pytest.raises(BadFrame, match="which this end does not have"):
-            codec.along(basis).decode(encoded)
+            codec.with_basis(basis).decode(encoded)
     payload = plain.name + encoded.payload[NAME_BYTES:]
     with pytest.raises(BadFrame, match="no codebook"):
-        codec.along(plain).decode(forged(encoded, payload))
+        codec.with_basis(plain).decode(forged(encoded, payload))
 
 
 @given(st.data())

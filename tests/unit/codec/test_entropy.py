@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, Payload, bfloat16_pattern, nearest_bfloat16, of_bfloat16
+from swarm_ft.codec.base import Codec, Payload, bfloat16_pattern, bfloat16_value, nearest_bfloat16
 from swarm_ft.codec.entropy import (
     MAX_CONTEXTS,
     Tables,
@@ -49,7 +49,7 @@ def test_numbers_are_rounded_to_bfloat16_as_torch_does(x: float) -> None:
 
 def test_every_pattern_is_the_number_that_torch_has_for_it() -> None:
     expected = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    found = torch.tensor([of_bfloat16(pattern) for pattern in range(1 << 16)])
+    found = torch.tensor([bfloat16_value(pattern) for pattern in range(1 << 16)])
     assert torch.equal(found.nan_to_num(7.0), expected.float().nan_to_num(7.0))
     assert torch.equal(found.isnan(), expected.isnan())
 

@@ -12,7 +12,7 @@ from swarm_ft.codec.base import Codec
 from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.raw import HalfCodec
-from swarm_ft.codec.topk import TopKCodec, kept_entries
+from swarm_ft.codec.topk import TopKCodec, num_sent_entries
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 
@@ -138,7 +138,7 @@ def test_mixed_feedback_gives_half_of_its_entries_to_each(
     if whole:  # many ties and zeros, and sums that cancel
         x, residual = x.round(), -residual.round()
     encoded, left = encode_with_feedback(codec, x, residual)
-    count = kept_entries(codec.spec, x.numel())
+    count = num_sent_entries(codec.spec, x.numel())
     by_hand = torch.tensor(
         mixed_by_hand(x.view(-1).tolist(), residual.view(-1).tolist(), count)
     ).view_as(x)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import to_device, to_host
-from swarm_ft.codec.basis import learned
+from swarm_ft.codec.basis import learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.errors import NonFinite
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
@@ -105,14 +105,14 @@ def test_along_a_basis_an_encoder_asks_little_too() -> None:
     x, base = samples.pop() + 0.01 * gaussian(10), bases.pop()
     codec = from_spec(parse_codec_spec("aqk0.1", FORWARD))
     assert isinstance(codec, DirectionalCodec)
-    basis = learned(
+    basis = learn_basis(
         [sample - base for sample, base in zip(samples, bases, strict=True)],
         codec.step_of(x),
-        bases=bases,
+        old_values=bases,
     )
     assert basis is not None
-    assert basis.forecast is not None
-    along = codec.along(basis)
+    assert basis.predictor is not None
+    along = codec.with_basis(basis)
     counted(along, x, base)  # the first frame brings the basis there
     gpu, payload = counted(along, x, base)
     assert payload == along.encode(x, base).payload

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.feedback import ShareCodec
+from swarm_ft.codec.feedback import PredictiveCodec
 from swarm_ft.codec.kernels.base import packed_bytes
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -28,9 +28,9 @@ def gaussian(tokens: int, channels: int, seed: int = 0) -> Tensor:
     return torch.randn(tokens, channels, generator=torch.Generator().manual_seed(seed))
 
 
-def shared(name: str) -> ShareCodec:
+def shared(name: str) -> PredictiveCodec:
     codec = parse(name, Direction.BACKWARD)
-    assert isinstance(codec, ShareCodec)
+    assert isinstance(codec, PredictiveCodec)
     return codec
 
 
@@ -67,7 +67,10 @@ def test_both_ends_hold_the_same_values_after_every_visit(
         came = EncodedTensor.from_bytes(encoded.to_bytes())
         value, read = sender.encode_and_decode(x, ours)[1], receiver.decode(came, theirs)
         assert torch.equal(value, read)
-        ours, theirs = sender.kept(encoded, value, ours), receiver.kept(came, read, theirs)
+        ours, theirs = (
+            sender.next_base(encoded, value, ours),
+            receiver.next_base(came, read, theirs),
+        )
         assert torch.equal(ours, theirs)
         assert ours.isfinite().all()
 
@@ -106,7 +109,7 @@ def test_what_was_sent_at_one_bit_gets_better_from_visit_to_visit() -> None:
         encoded = codec.encode(x, held)
         assert (len(encoded.to_bytes()) + FRAME_BYTES) * 8 <= 1.01 * x.numel()
         value = codec.decode(encoded, held)
-        held = codec.kept(encoded, value, held)
+        held = codec.next_base(encoded, value, held)
         errors.append(float((value - x).square().sum() / x.square().sum()))
     assert all(after < 0.75 * before for before, after in pairwise(errors[:4]))
     assert errors[-1] < 0.1
@@ -116,7 +119,7 @@ def test_what_was_sent_at_one_bit_gets_better_from_visit_to_visit() -> None:
 def test_noise_of_dither_is_used_and_not_kept(name: str, most: float) -> None:
     codec, x, base = shared(f"{name}+z+last"), gaussian(128, 128), torch.zeros(128, 128)
     encoded, value = codec.encode_and_decode(x, base)
-    kept = codec.kept(encoded, value, base)
+    kept = codec.next_base(encoded, value, base)
     assert (value - x).mul(x).sum().abs() < 0.03 * x.square().sum(), "in the mean all of it is used"
     assert (kept - x).square().sum() < most * (value - x).square().sum()
     nearest = float((value * x).sum() / value.square().sum())
@@ -127,13 +130,13 @@ def test_noise_of_dither_is_used_and_not_kept(name: str, most: float) -> None:
 def test_of_other_codecs_all_is_kept(name: str) -> None:
     codec, x, base = shared(name), gaussian(16, 24), gaussian(16, 24, seed=1)
     encoded, value = codec.encode_and_decode(x, base)
-    assert torch.equal(codec.kept(encoded, value, base), value)
+    assert torch.equal(codec.next_base(encoded, value, base), value)
 
 
 def test_what_is_kept_of_the_largest_values_is_finite() -> None:
     codec, base = shared("q1+z+last"), gaussian(8, 8).clamp(-1, 1) * (MAX_FLOAT / 4)
     encoded, value = codec.encode_and_decode(-base, base)
-    assert codec.kept(encoded, value, base).isfinite().all()
+    assert codec.next_base(encoded, value, base).isfinite().all()
 
 
 @pytest.mark.parametrize("channels", [32, 128, 512])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm_ft.codec.raw import HalfCodec
-from swarm_ft.codec.topk import TopKCodec, kept_entries, largest
+from swarm_ft.codec.topk import TopKCodec, largest, num_sent_entries
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec, Direction, parse_codec_spec
@@ -87,7 +87,7 @@ def test_positions_are_written_as_documented(
     percent: str, shape: tuple[int, int], seed: int
 ) -> None:
     codec, x = codec_of(f"top{percent}"), gaussian(*shape, seed)
-    count = kept_entries(codec.spec, x.numel())
+    count = num_sent_entries(codec.spec, x.numel())
     places = codec.encode(x).payload[2 + 2 * count :]
     assert positions_bit_by_bit(places, count, x.numel()) == largest(x, count).tolist()
 
@@ -117,9 +117,9 @@ def test_of_equal_magnitudes_the_first_are_kept() -> None:
 
 def test_how_many_are_kept() -> None:
     spec = codec_of("top2.5").spec
-    assert [kept_entries(spec, n) for n in (1, 59, 60, 100, 1000)] == [1, 1, 2, 3, 25]
-    assert kept_entries(codec_of("top100").spec, 7) == 7
-    assert kept_entries(codec_of("top0.01").spec, 1 << 33) == 858993
+    assert [num_sent_entries(spec, n) for n in (1, 59, 60, 100, 1000)] == [1, 1, 2, 3, 25]
+    assert num_sent_entries(codec_of("top100").spec, 7) == 7
+    assert num_sent_entries(codec_of("top0.01").spec, 1 << 33) == 858993
 
 
 @pytest.mark.parametrize(("percent", "most"), [("1", 1.1), ("10", 1.13), ("30", 1.14)])
@@ -127,7 +127,7 @@ def test_positions_cost_little_more_than_their_entropy(percent: str, most: float
     share = float(percent) / 100
     entropy = -share * np.log2(share) - (1 - share) * np.log2(1 - share)
     size, codec = 1024 * 1600, codec_of(f"top{percent}")
-    places = codec.max_payload_bytes(1024, 1600) - 2 - 2 * kept_entries(codec.spec, size)
+    places = codec.max_payload_bytes(1024, 1600) - 2 - 2 * num_sent_entries(codec.spec, size)
     assert 8 * places <= most * entropy * size
 
 
@@ -187,7 +187,7 @@ def test_a_changed_byte_is_refused_or_is_another_samples_own_form(
     except BadFrame:
         return
     assert y.isfinite().all()
-    if y.count_nonzero() == kept_entries(codec.spec, y.numel()):
+    if y.count_nonzero() == num_sent_entries(codec.spec, y.numel()):
         assert codec.encode(y).payload == forged
 
 

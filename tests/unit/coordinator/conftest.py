@@ -25,7 +25,7 @@ from swarm_ft.coordinator.facts.events import (
     RollbackRecord,
     RunRecord,
     RunSubmitted,
-    Say,
+    SendMessage,
     SnapshotWritten,
     Tick,
     WriteSnapshot,
@@ -584,7 +584,7 @@ class Swarm:
         return [
             (e.peer_id, e.message)
             for e in self.effects
-            if isinstance(e, Say) and isinstance(e.message, kind)
+            if isinstance(e, SendMessage) and isinstance(e.message, kind)
         ]
 
     def told_of(self, run_id: RunId = RUN) -> list[Run]:
@@ -633,7 +633,7 @@ class Swarm:
         self.effects += effects
         if self.journal is not None:
             self.journal.write(e for e in effects if isinstance(e, Record))
-        says = [e for e in effects if isinstance(e, Say)]
+        says = [e for e in effects if isinstance(e, SendMessage)]
         for say in says[:num_said]:
             self._deliver(say)
         for effect in effects:
@@ -646,7 +646,7 @@ class Swarm:
             self.handle(self.unwritten.pop(0))
         return effects
 
-    def _deliver(self, say: Say) -> None:
+    def _deliver(self, say: SendMessage) -> None:
         peer = self.connected.get(say.peer_id)
         if peer is not None and say.peer_id not in self.deaf:
             if isinstance(say.message, ExportStage):
@@ -667,7 +667,7 @@ class Swarm:
         if isinstance(effect, Record):
             self._check_written(effect)
         match effect:
-            case Say(peer_id, message):
+            case SendMessage(peer_id, message):
                 assert peer_id in there
                 self._check_said(peer_id, message)
             case Publish(run_id, Run() as run):

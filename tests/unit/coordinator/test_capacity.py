@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from swarm_ft.coordinator.capacity import MAX_SAMPLES, PLACES_BURST, Capacity, check_lent
+from swarm_ft.coordinator.facts.connectivity import Connectivity, NatInfo
 from swarm_ft.coordinator.facts.state import (
     AttemptState,
-    Measured,
+    CommittedState,
+    Measurements,
     Member,
-    Past,
     Run,
     SwarmState,
 )
-from swarm_ft.coordinator.facts.ways import Home, Ways
-from swarm_ft.coordinator.plan.learned import IDLE_PART, beside, loads_of
+from swarm_ft.coordinator.plan.forecast import crossing
+from swarm_ft.coordinator.plan.learned_costs import IDLE_PART, load_on, loads_of
 from swarm_ft.errors import BadInput, Busy, MalformedMessage, NotFound
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.capacity import measure_link
@@ -66,7 +67,7 @@ def swarm_of(*members: Member) -> SwarmState:
 async def asked(state: Callable[[], SwarmState] = SwarmState) -> AsyncIterator[Channel]:
     capacity = Capacity(ManualClock(), state)
     for name in "ab":
-        capacity.heard(PeerId(name), MACHINE)
+        capacity.on_machine_report(PeerId(name), MACHINE)
     handlers: Mapping[Method[Any, Any], Handler] = {
         PLACE: capacity.place,
         MEASURE_LINK: capacity.measure,
@@ -91,18 +92,18 @@ async def test_a_plan_says_who_would_host_what_and_what_they_can_do() -> None:
 
 async def test_a_plan_seats_peers_beside_those_whom_they_reach() -> None:
     """Check three peers, of which only the last one reaches the others without a relay."""
-    varies = Home(house="", mapping_varies=True)
-    homes = {"a": varies, "b": varies, "c": Home(house="", is_open=True)}
-    state = replace(swarm_of(*map(member, "abc")), ways=Ways(homes=homes))
+    varies = NatInfo(house="", mapping_varies=True)
+    homes = {"a": varies, "b": varies, "c": NatInfo(house="", is_open=True)}
+    state = replace(swarm_of(*map(member, "abc")), ways=Connectivity(homes=homes))
     spec = run_spec(num_blocks=6)
     async with asked(lambda: state) as channel:
         placed = await call(channel, PLACE, PlaceRequest(spec=spec), 5.0)
         assert [one.peer_id for one in placed.peers][1] == "c"
         assert placed.relayed_percent == 0
-        state = replace(state, ways=Ways(homes=dict.fromkeys("abc", varies)))
+        state = replace(state, ways=Connectivity(homes=dict.fromkeys("abc", varies)))
         placed = await call(channel, PLACE, PlaceRequest(spec=spec), 5.0)
         assert placed.relayed_percent == 100
-        state = replace(state, ways=Ways())
+        state = replace(state, ways=Connectivity())
         placed = await call(channel, PLACE, PlaceRequest(spec=spec), 5.0)
         assert placed.relayed_percent == 0, "nothing is known"
 
@@ -125,9 +126,9 @@ def training(name: str, *assignments: StageAssignment, owner: str = "") -> Run:
         spec=spec,
         owner=owner,
         phase=RunPhase.TRAINING,
-        past=Past(committed_steps=20),
+        past=CommittedState(committed_steps=20),
         attempt=AttemptState(assignments=assignments),
-        measured=Measured(step_seconds=(2.0,) * 5, flops_per_s=MappingProxyType(rates)),
+        measured=Measurements(step_seconds=(2.0,) * 5, flops_per_s=MappingProxyType(rates)),
     )
 
 
@@ -153,11 +154,30 @@ async def test_peers_on_one_machine_are_slowed_by_runs_of_each_other() -> None:
     """Check a run at `b` that computes 1.5 of 2 s, on the cores that `a` computes with."""
     state = swarm_of(member("a"), member("b")).with_run(training("run-1", at("b", "0-4")))
     machines = {PeerId(n): replace(MACHINE, host="one", cores=2.0) for n in "ab"}
-    found = beside(state, machines, PeerId("a"))
+    found = load_on(state, machines, PeerId("a"))
     assert (found.num_runs, found.busy) == (0, 0.0)
     assert found.host_busy == pytest.approx(0.375)
     apart = {PeerId(n): replace(MACHINE, host=n, cores=1.0) for n in "ab"}
-    assert beside(state, apart, PeerId("a")).host_busy == 0.0
+    assert load_on(state, apart, PeerId("a")).host_busy == 0.0
+
+
+def test_a_run_leaves_the_rest_of_a_link_to_the_next_one_or_an_equal_part() -> None:
+    """Check a run of two stages that sends and receives between `a` and `b` each step of 2 s."""
+    state = swarm_of(member("a"), member("b"))
+    run = training("run-1", at("a", "0-2"), at("b", "2-4"))
+    machines = {PeerId(name): MACHINE for name in "ab"}
+    load = {n: load_on(state.with_run(run), machines, PeerId(n)) for n in "ab"}
+    assert load["a"].up_bytes_per_s == pytest.approx(load["b"].down_bytes_per_s)
+    assert load["b"].up_bytes_per_s == pytest.approx(load["a"].down_bytes_per_s)
+    used = load["a"].up_bytes_per_s
+    microbatches = run.spec.train.batch_size // run.spec.train.micro_batch_size
+    sent_bytes = crossing(run.spec, run.computing[1], is_first=False).forward
+    assert used == pytest.approx(microbatches * sent_bytes / 2.0)
+    fast = replace(MACHINE, up_bytes_per_s=10 * used)
+    assert load["a"].link_share(fast).up_bytes_per_s == pytest.approx(9 * used)
+    slow = replace(MACHINE, up_bytes_per_s=1.2 * used)
+    assert load["a"].link_share(slow).up_bytes_per_s == pytest.approx(0.6 * used)
+    assert load["a"].link_share(MACHINE).up_bytes_per_s == 0.0, "an unknown rate stays unknown"
 
 
 def test_what_other_programs_ask_for_is_what_members_do_not_use() -> None:

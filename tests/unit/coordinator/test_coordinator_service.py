@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from swarm_ft.coordinator.facts.ways import Ways
+from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
 from swarm_ft.coordinator.plan.placement import SETTLE_S
@@ -125,7 +125,7 @@ async def coordinator(
     *,
     journal: Journal | None = None,
     grants: Callable[[PeerId], Grant] | None = None,
-    ways: Callable[[], Ways] = Ways,
+    ways: Callable[[], Connectivity] = Connectivity,
     caller: Caller | None = None,
 ) -> AsyncIterator[Office]:
     journal = journal or Journal(str(path))
@@ -597,7 +597,7 @@ async def test_followers_that_read_nothing_leave_room_for_others(spec: RunSpec) 
         looking = office.channel.open(EVENTS)
         await looking.send(EventsRequest())
         assert await looking.receive() is not None
-        assert [event async for event in office.service.happened(EventsRequest())]
+        assert [event async for event in office.service.events(EventsRequest())]
         for follower in followers:
             await follower.cancel()
 
@@ -1323,13 +1323,13 @@ async def test_time_passes_while_it_runs(spec: RunSpec, make_peer: type[FakePeer
 async def test_who_reaches_whom_is_asked_as_time_passes_and_decides_who_sits_where(
     make_spec: MakeSpec, make_peer: type[FakePeer]
 ) -> None:
-    known = [Ways()]
+    known = [Connectivity()]
     async with coordinator(ways=lambda: known[-1]) as office, asyncio.TaskGroup() as group:
         running = group.create_task(office.service.run())
         joined = [JoinedPeer(office.channel, make_peer(name, "auto")) for name in "abc"]
         for peer in joined:
             await peer.hello()
-        known.append(Ways(met={("a", "b"): Way.RELAYED, ("a", "c"): Way.PUNCHED}))
+        known.append(Connectivity(met={("a", "b"): Way.RELAYED, ("a", "c"): Way.PUNCHED}))
         await submit(office.channel, make_spec(num_blocks=3))
         hearing = asyncio.ensure_future(joined[0].hear())
         while not hearing.done():

@@ -3,7 +3,7 @@
 import pytest
 
 from swarm_ft.coordinator.disk_watch import CHECK_EVERY_S, DiskWatch
-from swarm_ft.coordinator.words import in_words
+from swarm_ft.coordinator.reason_texts import as_text
 from swarm_ft.protocol.messages.events import EventKind
 
 RESERVED = 100_000_000
@@ -66,7 +66,7 @@ def test_the_words_have_the_free_and_the_reserved_room(watch: DiskWatch, disk: D
     disk.free = 27_000_000
     event = watch.look(0.0)
     assert event is not None
-    assert in_words(event.reason) == (
+    assert as_text(event.reason) == (
         "the coordinator's disk is nearly full: 27 MB free; it refuses jobs that would leave less "
         "than 100 MB, which current runs need; free some space"
     )

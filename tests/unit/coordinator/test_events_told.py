@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator.facts.events import EventRecord, Happened
+from swarm_ft.coordinator.event_log import EventLog
+from swarm_ft.coordinator.facts.events import EmitEvent, EventRecord
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.state import Run, SwarmState
-from swarm_ft.coordinator.happenings import Happenings
 from swarm_ft.coordinator.journal import journal as journal_module
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.reason_text import recorded
-from swarm_ft.coordinator.watching import overview, told_to
+from swarm_ft.coordinator.watching import event_message, overview
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import PeerId, RunId
@@ -29,26 +29,26 @@ def caller(name: str) -> Caller:
     return Caller(name=name, role=Role.CLIENT, key=new_key().public_key())
 
 
-def write(journal: Journal, log: Happenings, *words: str) -> None:
-    events = log.numbered(
-        [Happened(kind=EventKind.PEER_JOINED, reason=recorded(one)) for one in words]
+def write(journal: Journal, log: EventLog, *words: str) -> None:
+    events = log.number(
+        [EmitEvent(kind=EventKind.PEER_JOINED, reason=recorded(one)) for one in words]
     )
     journal.write(events)
-    log.written(events)
+    log.notify_written(events)
 
 
-def log_of(journal: Journal) -> Happenings:
-    return Happenings(journal, lambda: NOW_S)
+def log_of(journal: Journal) -> EventLog:
+    return EventLog(journal, lambda: NOW_S)
 
 
-async def told(log: Happenings, since: int = 0) -> list[str]:
+async def told(log: EventLog, since: int = 0) -> list[str]:
     pages = log.pages(since, follows=False)
     return [text_of(event) async for page in pages for event in page]
 
 
 def text_of(event: EventRecord) -> str:
-    assert event.happened.reason is not None
-    return event.happened.reason.text
+    assert event.event.reason is not None
+    return event.event.reason.text
 
 
 async def test_events_are_numbered_on_after_a_restart() -> None:
@@ -67,10 +67,10 @@ async def test_events_are_counted_by_their_kind_over_a_restart() -> None:
     log = log_of(journal)
     write(journal, log, "one", "two")
     again = log_of(journal)
-    gone = again.numbered([Happened(kind=EventKind.PEER_GONE, peer_id=PeerId("a"))])
+    gone = again.number([EmitEvent(kind=EventKind.PEER_GONE, peer_id=PeerId("a"))])
     journal.write(gone)
     assert again.counts == log.counts == {EventKind.PEER_JOINED: 2}, "not before it is written"
-    again.written(gone)
+    again.notify_written(gone)
     assert again.counts == {EventKind.PEER_JOINED: 2, EventKind.PEER_GONE: 1}
 
 
@@ -131,17 +131,19 @@ async def test_pages_that_were_forgotten_are_passed_over(monkeypatch: pytest.Mon
 def test_words_about_a_run_are_for_those_who_may_read_it(make_spec: MakeSpec) -> None:
     run = Run(run_id=RUN, spec=make_spec(), owner="me")
     state = SwarmState(runs={RUN: run})
-    waits = Happened(kind=EventKind.RUN_WAITING, run_id=RUN, reason=recorded("my words"))
+    waits = EmitEvent(kind=EventKind.RUN_WAITING, run_id=RUN, reason=recorded("my words"))
     event = EventRecord(1, 0.0, waits)
-    assert told_to(state, None, event).words == "my words"
-    assert told_to(state, caller("me"), event).words == "my words"
-    assert told_to(state, caller("other"), event).words == ""
+    assert event_message(state, None, event).words == "my words"
+    assert event_message(state, caller("me"), event).words == "my words"
+    assert event_message(state, caller("other"), event).words == ""
     unknown = EventRecord(2, 0.0, replace(waits, run_id=RunId("gone")))
-    assert told_to(state, caller("me"), unknown).words == "", "whose it was is not known any more"
-    joined = Happened(kind=EventKind.PEER_JOINED, reason=reason(Kind.PEER_JOINED, "a"))
+    assert event_message(state, caller("me"), unknown).words == "", (
+        "whose it was is not known any more"
+    )
+    joined = EmitEvent(kind=EventKind.PEER_JOINED, reason=reason(Kind.PEER_JOINED, "a"))
     general = EventRecord(3, 0.0, joined)
-    assert told_to(state, caller("other"), general) == told_to(state, None, general)
-    assert told_to(state, caller("other"), general).words == "peer a joined: takes any layers"
+    assert event_message(state, caller("other"), general) == event_message(state, None, general)
+    assert event_message(state, caller("other"), general).words == "peer a joined: takes any layers"
 
 
 def test_of_anothers_run_status_tells_no_loss_and_no_endpoint(

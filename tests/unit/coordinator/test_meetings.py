@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from swarm_ft.coordinator.facts.ways import Home, Ways
+from swarm_ft.coordinator.facts.connectivity import Connectivity, NatInfo
 from swarm_ft.coordinator.meetings import (
     BUSY_MEETINGS,
     MAX_TRIALS,
@@ -19,22 +19,22 @@ from swarm_ft.coordinator.meetings import (
     UNDER_WAY_S,
     Meetings,
 )
-from swarm_ft.coordinator.relays import Relaying
+from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.identity.tickets import Ticket
 from swarm_ft.protocol.messages.meeting import (
     LegSeen,
     Linked,
-    Measured,
     Meet,
+    MeetingRequest,
     NoMeeting,
     Punch,
     Reachable,
     RelayDistance,
+    RelayDistances,
     RelayPlace,
     Relays,
     ToMember,
-    Want,
     Way,
 )
 
@@ -48,17 +48,17 @@ def meetings() -> Meetings:
     return Meetings(
         sign=lambda ticket: b"caller" if ticket.is_caller else b"callee",
         draw=lambda size: next(numbers).to_bytes(size, "big"),
-        relays=lambda: (Relaying(place=RELAY),),
+        relays=lambda: (ConnectedRelay(place=RELAY),),
     )
 
 
 def come(meetings: Meetings, name: str, host: str, *endpoints: str, varies: bool = False) -> None:
     reachable = Reachable(endpoints=endpoints, mapping_varies=varies)
-    assert meetings.came(name, host, reachable) == [(name, Relays(places=(RELAY,)))]
+    assert meetings.add_member(name, host, reachable) == [(name, Relays(places=(RELAY,)))]
 
 
 def meet(meetings: Meetings, one: str = "a", other: str = "b") -> dict[str, Meet]:
-    said = dict(meetings.said(one, Want(name=other), 0.0))
+    said = dict(meetings.on_message(one, MeetingRequest(name=other), 0.0))
     return {name: message for name, message in said.items() if isinstance(message, Meet)}
 
 
@@ -193,10 +193,10 @@ def test_who_is_not_of_a_meeting_does_not_end_it(meetings: Meetings) -> None:
         come(meetings, name, host)
     linked = Linked(meeting=meet(meetings)["a"].meeting, way=Way.PUNCHED, took_s=0.2)
     with pytest.raises(MalformedMessage, match="expected the number of its own meeting"):
-        meetings.said("c", linked, 1.0)
-    meetings.said("a", linked, 1.0)
+        meetings.on_message("c", linked, 1.0)
+    meetings.on_message("a", linked, 1.0)
     assert meetings.ways == {("a", "b"): Way.PUNCHED}
-    meetings.gone("b")
+    meetings.remove_member("b")
     assert meetings.ways == {}
 
 
@@ -206,16 +206,16 @@ def test_meetings_under_way_are_counted_by_member_and_by_pair(meetings: Meetings
     for number, other in enumerate(others):
         come(meetings, other, f"198.51.100.{number}")
     told = [meet(meetings, "a", others[0]) for _ in range(MAX_WITH_ONE)]
-    assert "open meetings" in refusal(meetings.said("a", Want(name=others[0]), 0.0))
+    assert "open meetings" in refusal(meetings.on_message("a", MeetingRequest(name=others[0]), 0.0))
     over = Linked(meeting=told[0]["a"].meeting, way=Way.DIRECT, took_s=0.1)
-    meetings.said("a", over, 0.0)
+    meetings.on_message("a", over, 0.0)
     assert meet(meetings, "a", others[0])
     for now_s, other in enumerate(others[1:], start=1):
         for _ in range(MAX_WITH_ONE):
-            said = meetings.said("a", Want(name=other), 4.0 * now_s)
+            said = meetings.on_message("a", MeetingRequest(name=other), 4.0 * now_s)
     assert "this member has 64 open meetings" in refusal(said)
     assert meet(meetings, others[0], "a"), "whom others call is not counted"
-    assert len(meetings.said("a", Want(name=others[-1]), UNDER_WAY_S)) == 2
+    assert len(meetings.on_message("a", MeetingRequest(name=others[-1]), UNDER_WAY_S)) == 2
 
 
 def test_a_ticket_names_both_members_and_gives_no_name_away() -> None:
@@ -229,7 +229,7 @@ def test_a_ticket_names_both_members_and_gives_no_name_away() -> None:
     meetings = Meetings(
         sign=sign,
         draw=lambda size: next(numbers).to_bytes(size, "big"),
-        relays=lambda: (Relaying(place=RELAY),),
+        relays=lambda: (ConnectedRelay(place=RELAY),),
     )
     for name in "abc":
         come(meetings, name, f"198.51.100.{ord(name)}")
@@ -247,14 +247,14 @@ def test_a_meeting_gets_the_relay_that_is_near_to_both(meetings: Meetings) -> No
     near = RelayPlace(endpoint="192.0.2.8:7000", probe_endpoint="192.0.2.8:7001")
     come(meetings, "a", HERE)
     come(meetings, "b", THERE)
-    there = [Relaying(place=RELAY), Relaying(name="near", place=near)]
+    there = [ConnectedRelay(place=RELAY), ConnectedRelay(name="near", place=near)]
     meetings.relays = lambda: tuple(there)
     told = Relays(places=(RELAY, near))
     assert meetings.relays_changed() == [("a", told), ("b", told)]
     for name, near_s in (("a", 0.01), ("b", 0.02)):
         far = RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.02)
         close = RelayDistance(endpoint=near.endpoint, round_trip_s=near_s)
-        meetings.said(name, Measured(distances=(far, close)), 0.0)
+        meetings.on_message(name, RelayDistances(distances=(far, close)), 0.0)
     assert {message.relay for message in meet(meetings).values()} == {near.endpoint}
     del there[1]
     assert {message.relay for message in meet(meetings).values()} == {RELAY.endpoint}
@@ -266,35 +266,44 @@ def test_who_is_gone_is_not_waited_for(meetings: Meetings) -> None:
     come(meetings, "a", HERE)
     come(meetings, "b", THERE)
     meet(meetings)
-    ((told, message),) = meetings.gone("b")
+    ((told, message),) = meetings.remove_member("b")
     assert told == "a"
     assert isinstance(message, NoMeeting)
     assert message.name == "b"
     come(meetings, "b", THERE)
     meet(meetings)
-    assert [*meetings.gone("a"), *meetings.gone("b")] == []
+    assert [*meetings.remove_member("a"), *meetings.remove_member("b")] == []
 
 
 def test_who_is_not_there_is_not_met_and_nobody_asks_without_end(meetings: Meetings) -> None:
     come(meetings, "a", HERE)
-    assert refusal(meetings.said("a", Want(name="b"), 0.0)) == "it is not connected"
-    assert refusal(meetings.said("a", Want(name="a"), 0.0)) == "a member cannot meet itself"
+    assert refusal(meetings.on_message("a", MeetingRequest(name="b"), 0.0)) == "it is not connected"
+    assert (
+        refusal(meetings.on_message("a", MeetingRequest(name="a"), 0.0))
+        == "a member cannot meet itself"
+    )
     for _ in range(MAX_WANTS - 2):
-        meetings.said("a", Want(name="b"), 0.0)
-    assert "more than 4" in refusal(meetings.said("a", Want(name="b"), 0.0))
-    assert refusal(meetings.said("a", Want(name="b"), 1.0)) == "it is not connected"
+        meetings.on_message("a", MeetingRequest(name="b"), 0.0)
+    assert "more than 4" in refusal(meetings.on_message("a", MeetingRequest(name="b"), 0.0))
+    assert refusal(meetings.on_message("a", MeetingRequest(name="b"), 1.0)) == "it is not connected"
 
 
 def test_who_calls_anew_has_asked_as_often_as_before(meetings: Meetings) -> None:
     for host in (HERE, THERE):  # from another address, too
         come(meetings, "a", host)
         for _ in range(MAX_WANTS // 2):
-            assert refusal(meetings.said("a", Want(name="b"), 0.0)) == "it is not connected"
-        meetings.gone("a")
+            assert (
+                refusal(meetings.on_message("a", MeetingRequest(name="b"), 0.0))
+                == "it is not connected"
+            )
+        meetings.remove_member("a")
     come(meetings, "a", HERE)
-    assert "more than 4" in refusal(meetings.said("a", Want(name="b"), 0.0))
+    assert "more than 4" in refusal(meetings.on_message("a", MeetingRequest(name="b"), 0.0))
     come(meetings, "another", HERE)
-    assert refusal(meetings.said("another", Want(name="b"), 0.0)) == "it is not connected"
+    assert (
+        refusal(meetings.on_message("another", MeetingRequest(name="b"), 0.0))
+        == "it is not connected"
+    )
 
 
 def test_who_comes_again_and_again_has_nobody_tried_without_end(meetings: Meetings) -> None:
@@ -302,7 +311,7 @@ def test_who_comes_again_and_again_has_nobody_tried_without_end(meetings: Meetin
         came(meetings, name)
     tried = 0
     for _ in range(MAX_WANTS):
-        meetings.gone("d")
+        meetings.remove_member("d")
         meetings.forget(1e6)
         tried += len(came(meetings, "d"))
     assert tried <= MAX_WANTS
@@ -311,7 +320,7 @@ def test_who_comes_again_and_again_has_nobody_tried_without_end(meetings: Meetin
 # ---- who reaches whom, for placement
 
 
-MEASURED = Measured(distances=(RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.04),))
+MEASURED = RelayDistances(distances=(RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.04),))
 
 
 def came(
@@ -320,16 +329,16 @@ def came(
     *endpoints: str,
     host: str = "",
     varies: bool = False,
-    measured: Measured = MEASURED,
+    measured: RelayDistances = MEASURED,
 ) -> list[str]:
     """Add a peer that reports its relays, and return the peers with which it starts trials."""
     host = host or f"198.51.100.{ord(name)}"
     told = Reachable(endpoints=endpoints)
-    said = meetings.came(name, host, told, is_peer=True)
+    said = meetings.add_member(name, host, told, is_peer=True)
     assert said == [(name, Relays(places=(RELAY,)))]
     if varies:
-        meetings.said(name, replace(told, mapping_varies=True), 0.0)
-    said = meetings.said(name, measured, 0.0)
+        meetings.on_message(name, replace(told, mapping_varies=True), 0.0)
+    said = meetings.on_message(name, measured, 0.0)
     meets = [(to, message) for to, message in said if isinstance(message, Meet)]
     tried = [message.name for to, message in meets if message.is_caller]
     assert [(to, message.name) for to, message in meets if not message.is_caller] == [
@@ -340,7 +349,7 @@ def came(
 
 def linked(meetings: Meetings, one: str, other: str, way: Way) -> None:
     number = meet(meetings, one, other)[one].meeting
-    meetings.said(one, Linked(meeting=number, way=way, took_s=0.1), 0.0)
+    meetings.on_message(one, Linked(meeting=number, way=way, took_s=0.1), 0.0)
 
 
 def test_a_peer_that_comes_tries_those_of_whom_only_that_tells(meetings: Meetings) -> None:
@@ -350,11 +359,11 @@ def test_a_peer_that_comes_tries_those_of_whom_only_that_tells(meetings: Meeting
     assert came(meetings, "b") == ["a"]
     assert came(meetings, "v", varies=True) == []
     assert came(meetings, "c") == ["b", "a"]
-    meetings.gone("a")
-    assert came(meetings, "l", measured=Measured()) == [], "it has no relay to punch with"
+    meetings.remove_member("a")
+    assert came(meetings, "l", measured=RelayDistances()) == [], "it has no relay to punch with"
     assert came(meetings, "d") == ["c", "b"]
-    assert meetings.said("d", MEASURED, 0.0) == [], "once is enough"
-    meetings.came("e", "198.51.100.7", Reachable(), is_peer=True)
+    assert meetings.on_message("d", MEASURED, 0.0) == [], "once is enough"
+    meetings.add_member("e", "198.51.100.7", Reachable(), is_peer=True)
     assert came(meetings, "f") == ["d", "c", "b"], "e has not looked around yet"
 
 
@@ -363,15 +372,17 @@ def test_of_many_the_last_are_tried_and_it_counts_as_asking(meetings: Meetings) 
     tried = [came(meetings, name) for name in names][-1]
     assert tried == names[-2 : -2 - MAX_TRIALS : -1]
     for _ in range(MAX_WANTS - MAX_TRIALS):
-        meetings.said(names[-1], Want(name="nobody"), 0.0)
-    assert "more than 4" in refusal(meetings.said(names[-1], Want(name="nobody"), 0.0))
+        meetings.on_message(names[-1], MeetingRequest(name="nobody"), 0.0)
+    assert "more than 4" in refusal(
+        meetings.on_message(names[-1], MeetingRequest(name="nobody"), 0.0)
+    )
 
 
 def test_where_many_meet_nobody_tries_what_nobody_needs(meetings: Meetings) -> None:
     for name in "ab":
         came(meetings, name)
     for i in range(BUSY_MEETINGS - 2):
-        asked = meetings.said("ab"[i % 2], Want(name="ba"[i % 2]), 1e3 * i)
+        asked = meetings.on_message("ab"[i % 2], MeetingRequest(name="ba"[i % 2]), 1e3 * i)
         assert len(asked) == 2
     assert came(meetings, "c") == ["b"], "one place is left"
     assert came(meetings, "d") == []
@@ -380,16 +391,16 @@ def test_where_many_meet_nobody_tries_what_nobody_needs(meetings: Meetings) -> N
 
 
 def test_what_is_known_is_told_as_one_value_until_it_changes(meetings: Meetings) -> None:
-    assert meetings.known() == Ways()
+    assert meetings.known() == Connectivity()
     came(meetings, "a", f"{HERE}:1", "192.168.1.7:1", host=HERE)
     came(meetings, "b", "192.168.1.7:1")
     came(meetings, "near", "10.0.0.7:1", host="10.0.0.7")
     linked(meetings, "b", "a", Way.RELAYED)
     known = meetings.known()
     assert known.homes == {
-        "a": Home(house=HERE, is_open=True, is_open_within=True),
-        "b": Home(house="198.51.100.98", is_open_within=True),
-        "near": Home(house="", is_open_within=True),
+        "a": NatInfo(house=HERE, is_open=True, is_open_within=True),
+        "b": NatInfo(house="198.51.100.98", is_open_within=True),
+        "near": NatInfo(house="", is_open_within=True),
     }
     assert known.met == {("a", "b"): Way.RELAYED}
     assert meetings.known() is known
@@ -402,14 +413,14 @@ def test_what_was_seen_is_forgotten_when_a_member_is_reached_otherwise(meetings:
         came(meetings, name)
     linked(meetings, "a", "b", Way.RELAYED)
     linked(meetings, "b", "c", Way.RELAYED)
-    meetings.said("a", Reachable(endpoints=("198.51.100.97:7",)), 0.0)
+    meetings.on_message("a", Reachable(endpoints=("198.51.100.97:7",)), 0.0)
     assert meetings.known().met == {("b", "c"): Way.RELAYED}
     assert meetings.known().homes["a"].is_open
-    meetings.gone("c")
-    assert meetings.known() == Ways(
+    meetings.remove_member("c")
+    assert meetings.known() == Connectivity(
         homes={
-            "a": Home(house="198.51.100.97", is_open=True),
-            "b": Home(house="198.51.100.98"),
+            "a": NatInfo(house="198.51.100.97", is_open=True),
+            "b": NatInfo(house="198.51.100.98"),
         }
     )
 

@@ -1,6 +1,6 @@
 """Cost of one viewer of the page for a coordinator of 200 peers."""
 
-from swarm_ft.api.coordinating import DOCUMENTS
+from swarm_ft.api.coordinator_process import DOCUMENTS
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.page.live import message_of
 from swarm_ft.protocol.messages.capacity import LinkSpeed

@@ -17,6 +17,7 @@ import xxhash
 
 from swarm_ft.build import described_version
 from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.facts.connectivity import Connectivity, NatInfo
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
     Event,
@@ -38,7 +39,6 @@ from swarm_ft.coordinator.facts.events import (
 from swarm_ft.coordinator.facts.messages import Progress
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import Snapshot, SwarmState
-from swarm_ft.coordinator.facts.ways import Home, Ways
 from swarm_ft.coordinator.recording import files
 from swarm_ft.coordinator.recording.entries import Base, Batch, Decided, Entry, Passed
 from swarm_ft.coordinator.recording.files import (
@@ -51,7 +51,7 @@ from swarm_ft.coordinator.recording.files import (
     text_of,
 )
 from swarm_ft.coordinator.recording.recorder import PASSED_S, Recorder, Surroundings
-from swarm_ft.coordinator.recording.values import built, plain
+from swarm_ft.coordinator.recording.values import decode_value, encode_value
 from swarm_ft.coordinator.replay import at_end, at_time, moments
 from swarm_ft.errors import BadInput, BadOption, JournalError
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
@@ -127,7 +127,9 @@ class Living:
         self.now_s += after_s
         before = self.state
         self.state, effects = decide(before, event, self.now_s)
-        self.calls += calls_of(lambda: self._recorder.decided(before, event, self.state, effects))
+        self.calls += calls_of(
+            lambda: self._recorder.record_decision(before, event, self.state, effects)
+        )
 
     def all_alive(self, parts_begun: int | None = None) -> None:
         """Let every member send a heartbeat within a second, with some ticks between."""
@@ -331,7 +333,7 @@ def test_a_recording_of_an_earlier_commit_is_replayed(tmp_path: Path, earlier: E
         ({"run_id": "r", "actor": 2}, RunCancelled(RunId("r"), Actor.OWNER)),
         ({"run_id": "r", "reason": "torn"}, TokensLost(RunId("r"), "torn")),
         (
-            {"run_id": "r", "snapshot": plain(SAVED), "reason": "full"},
+            {"run_id": "r", "snapshot": encode_value(SAVED), "reason": "full"},
             SnapshotLost(RunId("r"), SAVED, "full"),
         ),
         ({"may_go": True, "words": "", "seconds": 0.0}, Progress(may_go=True)),
@@ -346,7 +348,7 @@ def test_a_recording_of_an_earlier_commit_is_replayed(tmp_path: Path, earlier: E
     ],
 )
 def test_values_of_earlier_versions_have_todays_fields(found: object, value: object) -> None:
-    assert built(type(value), found) == value
+    assert decode_value(type(value), found) == value
 
 
 def test_a_file_says_who_wrote_it(tmp_path: Path) -> None:
@@ -416,8 +418,10 @@ def test_every_kind_of_event_is_read_as_it_was_written(make_spec: MakeSpec) -> N
         judged=Judged(step=StepNumber(3), num_worse=1, best=Best(StepNumber(3), 0.1)),
         stages=(saved,),
     )
-    homes = {"a": Home(house="1.2.3.4", is_open=True), "b": Home(house="")}
-    ways = Ways(homes=MappingProxyType(homes), met=MappingProxyType({("a", "b"): Way.RELAYED}))
+    homes = {"a": NatInfo(house="1.2.3.4", is_open=True), "b": NatInfo(house="")}
+    ways = Connectivity(
+        homes=MappingProxyType(homes), met=MappingProxyType({("a", "b"): Way.RELAYED})
+    )
     grant = Grant(replica_only=True, layers=LayerRange(0, 2))
     key = b"q" * 32
     events: tuple[Event, ...] = (

@@ -12,7 +12,7 @@ import pytest
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator import relays
 from swarm_ft.coordinator.meetings import Introductions
-from swarm_ft.coordinator.relays import Relaying, nearest
+from swarm_ft.coordinator.relays import ConnectedRelay, nearest
 from swarm_ft.errors import MalformedMessage, NotAllowed, SwarmError, Unavailable
 from swarm_ft.identity.certificates import key_name
 from swarm_ft.identity.keys import key_der, new_key, public_key
@@ -37,9 +37,9 @@ HELLO = RelayHello(endpoint="127.0.0.1:7100", probe_endpoint="127.0.0.1:7101")
 Stream = MessageStream[FromRelay, RelayWelcome]
 
 
-def relaying(host: str, *, is_full: bool = False) -> Relaying:
+def relaying(host: str, *, is_full: bool = False) -> ConnectedRelay:
     place = RelayPlace(endpoint=f"{host}:1", probe_endpoint=f"{host}:2")
-    return Relaying(name=host, place=place, carries=RelayCarries(is_full=is_full))
+    return ConnectedRelay(name=host, place=place, carries=RelayCarries(is_full=is_full))
 
 
 OWN, NEAR, FAR = (relaying(host) for host in ("own", "near", "far"))
@@ -210,10 +210,10 @@ async def test_a_relay_has_nobody_else_dialled(
     endpoint: str, host: str, expected: str | None
 ) -> None:
     if expected is not None:
-        assert await relays.placed(endpoint, host) == expected
+        assert await relays.relay_endpoint(endpoint, host) == expected
         return
     with pytest.raises(NotAllowed, match="--announce"):
-        await relays.placed(endpoint, host)
+        await relays.relay_endpoint(endpoint, host)
 
 
 def test_what_is_no_key_is_told_so() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.coordinator.decide import keeping
-from swarm_ft.coordinator.facts.events import Record, RunRecord, Turn
+from swarm_ft.coordinator.decide import snapshot_keepers
+from swarm_ft.coordinator.facts.events import Record, RunRecord, Transition
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.errors import MalformedMessage, NotFound, SwarmError
@@ -44,23 +44,25 @@ def peers(make_peer: type[FakePeer]) -> list[FakePeer]:
 
 
 @pytest.fixture
-def break_decisions(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Turn], bool]], None]:
+def break_decisions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[Callable[[Transition], bool]], None]:
     """Make every decision raise for which a test says so."""
 
-    def make(raises: Callable[[Turn], bool]) -> None:
-        sound = keeping.look_after
+    def make(raises: Callable[[Transition], bool]) -> None:
+        sound = snapshot_keepers.reconcile
 
-        def look_after(turn: Turn) -> None:
+        def look_after(turn: Transition) -> None:
             if raises(turn):
                 raise ZeroDivisionError("a bug")
             sound(turn)
 
-        monkeypatch.setattr(keeping, "look_after", look_after)
+        monkeypatch.setattr(snapshot_keepers, "reconcile", look_after)
 
     return make
 
 
-def has_bad_run(turn: Turn) -> bool:
+def has_bad_run(turn: Transition) -> bool:
     run = turn.state.runs.get(BAD)
     return run is not None and not run.phase.is_over
 
@@ -76,7 +78,7 @@ async def trains_another_run(office: Office, spec: RunSpec, peers: list[FakePeer
 async def test_a_job_that_no_decision_can_be_made_with_fails_at_its_client(
     spec: RunSpec,
     peers: list[FakePeer],
-    break_decisions: Callable[[Callable[[Turn], bool]], None],
+    break_decisions: Callable[[Callable[[Transition], bool]], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     break_decisions(has_bad_run)
@@ -93,7 +95,7 @@ async def test_a_job_that_no_decision_can_be_made_with_fails_at_its_client(
 async def test_a_run_that_time_cannot_pass_for_fails_and_time_goes_on(
     spec: RunSpec,
     peers: list[FakePeer],
-    break_decisions: Callable[[Callable[[Turn], bool]], None],
+    break_decisions: Callable[[Callable[[Transition], bool]], None],
 ) -> None:
     async with coordinator() as office, asyncio.TaskGroup() as group:
         await submit(office.channel, spec, run_id=BAD)
@@ -107,7 +109,7 @@ async def test_a_run_that_time_cannot_pass_for_fails_and_time_goes_on(
 
 
 async def test_a_bug_that_no_run_explains_ends_the_coordinator(
-    spec: RunSpec, break_decisions: Callable[[Callable[[Turn], bool]], None]
+    spec: RunSpec, break_decisions: Callable[[Callable[[Transition], bool]], None]
 ) -> None:
     async with coordinator() as office:
         await submit(office.channel, spec, run_id=BAD)
@@ -126,18 +128,18 @@ async def everything_heard(joined: JoinedPeer) -> None:
 async def test_a_stranger_to_a_run_cannot_fail_it(
     spec: RunSpec, make_peer: type[FakePeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = Turn.keep
+    sound = Transition.set_run
     async with coordinator() as office:
         await submit(office.channel, spec, run_id=BAD)
         stranger = JoinedPeer(office.channel, make_peer("a", "0-2"))
         await stranger.hello()
 
-        def keep(turn: Turn, run: Any) -> None:
+        def keep(turn: Transition, run: Any) -> None:
             if run.misfits:
                 raise ZeroDivisionError("a bug")
             sound(turn, run)
 
-        monkeypatch.setattr(Turn, "keep", keep)
+        monkeypatch.setattr(Transition, "keep", keep)
         failed = StageFailed(run_id=BAD, attempt=Attempt(1), code="bad-model", message="")
         await stranger.say(failed)
         with pytest.raises(SwarmError):

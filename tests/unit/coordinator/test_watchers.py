@@ -66,7 +66,7 @@ async def test_only_who_wants_timelines_gets_them_in_order_with_the_rest(
         watchers.watching(RUN, is_tracing=False) as watching,
     ):
         for step in range(2):
-            watchers.tell(RUN, committed(step))
+            watchers.publish(RUN, committed(step))
             watchers.trace(timeline(step))
         expected = [committed(0), timeline(0), committed(1), timeline(1)]
         assert [await tracing.next() for _ in range(4)] == expected
@@ -98,7 +98,7 @@ async def test_what_a_slow_reader_misses_is_counted_in_the_next_it_gets(
     with watchers.watching(RUN, is_tracing=True) as slow:
         for step in range(4):
             watchers.trace(timeline(step, num_dropped=10))
-        watchers.tell(RUN, committed(3))
+        watchers.publish(RUN, committed(3))
         told = [await slow.next() for _ in range(3)]
         assert told == [timeline(0, num_dropped=10), timeline(1, num_dropped=10), committed(3)]
         for step in (4, 5):
@@ -134,7 +134,7 @@ async def test_a_watcher_that_does_not_read_is_dropped_and_told_so(
         watchers.watching(RUN, is_tracing=False) as quick,
     ):
         for step in range(3):
-            watchers.tell(RUN, committed(step))
+            watchers.publish(RUN, committed(step))
             assert await quick.next() == committed(step)
         with pytest.raises(Unavailable, match="left 2 events unread; watch the run again"):
             await slow.dropped()

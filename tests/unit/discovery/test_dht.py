@@ -19,7 +19,7 @@ from hivemind.dht.node import DHTNode
 from hivemind.utils import MSGPackSerializer
 
 from swarm_ft.discovery.dht import MAX_LIFETIME_S, DhtDirectory, DhtOptions, RecordRules
-from swarm_ft.discovery.remembering import RememberingDirectory
+from swarm_ft.discovery.fallback_directory import FallbackDirectory
 from swarm_ft.errors import BadOption, DirectoryUnreachable, PortInUse, Unavailable
 from swarm_ft.identity.roles import Role
 
@@ -112,7 +112,7 @@ async def test_a_client_comes_back_to_a_node_that_was_away(tmp_path: Path) -> No
     )
     before = await DhtDirectory.open(node)
     options = DhtOptions(initial_peers=before.addresses, client_mode=True)
-    client = RememberingDirectory(lambda: DhtDirectory.open(options), "127.0.0.1:7000")
+    client = FallbackDirectory(lambda: DhtDirectory.open(options), "127.0.0.1:7000")
     await client.enter()
     await client.announce(Role.PEER, "p", "127.0.0.1:7001")
     assert await client.find(Role.PEER) == {"p": "127.0.0.1:7001"}

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from swarm_ft.errors import SwarmError
-from swarm_ft.protocol.spec.options import declared
+from swarm_ft.protocol.spec.options import option_fields
 from swarm_ft.protocol.spec.run_spec import RunSpec, TrainOptions
 from swarm_ft.protocol.wire import RUN_SPEC
 from tests.hostile.options import (
@@ -27,7 +27,7 @@ def spec() -> RunSpec:
 
 
 def test_all_numbers_that_a_job_takes_have_ends() -> None:
-    numbers = {one.field for one in declared(TrainOptions) if one.kind in (int, float)}
+    numbers = {one.field for one in option_fields(TrainOptions) if one.kind in (int, float)}
     assert {end.field for end in all_ends()} == numbers
     assert {"batch_size", "learning_rate", "lora_dropout", "buffer_bits", "seed"} <= numbers
     assert End("batch_size", 1) in all_ends()

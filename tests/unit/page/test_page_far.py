@@ -13,14 +13,14 @@ import pytest
 
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import from_pem, shown_fingerprint
-from swarm_ft.page import door
+from swarm_ft.page import connection_limiter
 from swarm_ft.page.guard import TRIES, TRIES_PER_S
-from swarm_ft.page.server import LOOPBACK, HttpPlaces, Watched
+from swarm_ft.page.server import LOOPBACK, HttpAddresses, HttpOptions
 from tests.browser import CHROMIUM, browser
 from tests.doubles.clock import ManualClock
 from tests.unit.page.test_page_server import answering, enter
 
-FAR = HttpPlaces(page="0.0.0.0", page_port=0)
+FAR = HttpOptions(page="0.0.0.0", page_port=0)
 NAMES = ("swarm.example.org", *LOOPBACK)
 
 
@@ -30,13 +30,15 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @asynccontextmanager
-async def far(authority: Authority, clock: ManualClock | None = None) -> AsyncIterator[Watched]:
+async def far(
+    authority: Authority, clock: ManualClock | None = None
+) -> AsyncIterator[HttpAddresses]:
     async with answering(clock, FAR, authority.web(NAMES)) as found:
         yield found
 
 
 @asynccontextmanager
-async def comparing(found: Watched) -> AsyncIterator[aiohttp.ClientSession]:
+async def comparing(found: HttpAddresses) -> AsyncIterator[aiohttp.ClientSession]:
     """A browser whose owner compares the fingerprint."""
     pinned = aiohttp.Fingerprint(bytes.fromhex(found.fingerprint.replace(":", "")))
     jar = aiohttp.CookieJar(unsafe=True)
@@ -45,16 +47,18 @@ async def comparing(found: Watched) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-def port_of(found: Watched) -> int:
+def port_of(found: HttpAddresses) -> int:
     return int(found.address.partition("/?")[0].rpartition(":")[2])
 
 
-def here(found: Watched) -> str:
+def here(found: HttpAddresses) -> str:
     """Return the address with a name that leads to this machine."""
     return found.address.replace("swarm.example.org", "127.0.0.1")
 
 
-async def enter_here(session: aiohttp.ClientSession, found: Watched, address: str = "") -> int:
+async def enter_here(
+    session: aiohttp.ClientSession, found: HttpAddresses, address: str = ""
+) -> int:
     return await enter(session, found, address, f"https://127.0.0.1:{port_of(found)}")
 
 
@@ -76,7 +80,7 @@ async def test_the_printed_name_is_one_that_it_is_called_by(authority: Authority
 
 async def test_another_certificate_is_told_from_it(authority: Authority, tmp_path: Path) -> None:
     other = Authority.make(tmp_path / "others").web(NAMES).fingerprint
-    async with far(authority) as found, comparing(Watched(fingerprint=other)) as session:
+    async with far(authority) as found, comparing(HttpAddresses(fingerprint=other)) as session:
         with pytest.raises(aiohttp.ServerFingerprintMismatch):
             await session.get(here(found))
 
@@ -168,7 +172,7 @@ async def test_whoever_is_in_is_not_kept_out_by_tries(authority: Authority) -> N
 async def test_who_says_nothing_is_hung_up_on(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "STRANGER_S", 0.2)
+    monkeypatch.setattr(connection_limiter, "STRANGER_S", 0.2)
     async with far(authority) as found:
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(found))
         assert await everything(reader) == b""
@@ -178,7 +182,7 @@ async def test_who_says_nothing_is_hung_up_on(
 async def test_who_is_not_let_in_is_hung_up_on_whatever_it_asks(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "STRANGER_S", 2.0)
+    monkeypatch.setattr(connection_limiter, "STRANGER_S", 2.0)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     async with far(authority) as found:
@@ -191,7 +195,7 @@ async def test_who_is_not_let_in_is_hung_up_on_whatever_it_asks(
 
 
 async def test_who_is_let_in_stays(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "STRANGER_S", 2.0)
+    monkeypatch.setattr(connection_limiter, "STRANGER_S", 2.0)
     async with far(authority) as found, comparing(found) as session:
         await enter_here(session, found)
         async with session.get(f"https://127.0.0.1:{port_of(found)}/live") as told:
@@ -202,11 +206,15 @@ async def test_who_is_let_in_stays(authority: Authority, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("place", ["page", "metrics"])
 async def test_so_many_are_connected_at_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "ONE_ADDRESS", 1 / 16)
+    monkeypatch.setattr(connection_limiter, "ONE_ADDRESS", 1 / 16)
     async with answering() as found:
         address = found.metrics if place == "metrics" else f"127.0.0.1:{port_of(found)}"
         host, _, port = address.rpartition(":")
-        at_most = (door.MAX_SCRAPES if place == "metrics" else door.MAX_CONNECTIONS) // 16
+        at_most = (
+            connection_limiter.MAX_SCRAPES
+            if place == "metrics"
+            else connection_limiter.MAX_CONNECTIONS
+        ) // 16
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(at_most)]
         reader, writer = await asyncio.open_connection(host, int(port))
         assert await everything(reader) == b"", "one more than its share"

@@ -11,16 +11,16 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from swarm_ft.api.coordinating import DOCUMENTS
+from swarm_ft.api.coordinator_process import DOCUMENTS
 from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import READY_S, CoordinatorService
 from swarm_ft.errors import BadOption, PortInUse
 from swarm_ft.identity.authority import WebCertificate
 from swarm_ft.page import live
-from swarm_ft.page.door import LOGGED_EVERY_S
+from swarm_ft.page.connection_limiter import LOGGED_EVERY_S
 from swarm_ft.page.guard import HEADER, MAX_SESSIONS, SESSION_S, Guard
-from swarm_ft.page.server import HttpPlaces, Watched, content_policy, http_places, watched
+from swarm_ft.page.server import HttpAddresses, HttpOptions, content_policy, http_places, serve_http
 from swarm_ft.protocol.messages.events import EventKind
 from tests.doubles.clock import ManualClock
 
@@ -30,15 +30,15 @@ DASHBOARD = Path(__file__).parents[3] / "deploy/watch/dashboard.json"
 @asynccontextmanager
 async def answering(
     clock: Clock | None = None,
-    places: HttpPlaces | None = None,
+    places: HttpOptions | None = None,
     certificate: WebCertificate | None = None,
-) -> AsyncIterator[Watched]:
+) -> AsyncIterator[HttpAddresses]:
     """A coordinator without members, and its page."""
     clock = clock or SystemClock()
     service = CoordinatorService(Journal(":memory:"), clock)
     time_passes = asyncio.create_task(service.run())
-    places = places or HttpPlaces(page_port=0, metrics=("127.0.0.1", 0))
-    async with watched(service, clock, DOCUMENTS, places, certificate) as found:
+    places = places or HttpOptions(page_port=0, metrics=("127.0.0.1", 0))
+    async with serve_http(service, clock, DOCUMENTS, places, certificate) as found:
         yield found
     time_passes.cancel()
     await asyncio.gather(time_passes, return_exceptions=True)
@@ -50,7 +50,7 @@ async def browsing() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-def origin_of(found: Watched) -> str:
+def origin_of(found: HttpAddresses) -> str:
     return found.address.partition("/?")[0]
 
 
@@ -59,7 +59,7 @@ def token_of(address: str) -> str:
 
 
 async def enter(
-    session: aiohttp.ClientSession, found: Watched, address: str = "", origin: str = ""
+    session: aiohttp.ClientSession, found: HttpAddresses, address: str = "", origin: str = ""
 ) -> int:
     """Exchange a one-time address like the page's script; return the answer's status."""
     body = json.dumps({"token": token_of(address or found.address)})
@@ -117,7 +117,7 @@ async def test_the_newest_address_is_in_a_file_of_its_owners_and_not_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "journal.page"
-    places = HttpPlaces(page_port=0, address_file=file)
+    places = HttpOptions(page_port=0, address_file=file)
     async with answering(places=places) as found, browsing() as first, browsing() as second:
         assert file.read_text() == f"{found.address}\n"
         assert file.stat().st_mode & 0o077 == 0
@@ -325,7 +325,7 @@ async def test_a_port_that_is_taken_is_named() -> None:
     async with answering() as found:
         host, _, port = found.metrics.rpartition(":")
         with pytest.raises(PortInUse, match=f"--metrics {found.metrics}"):
-            async with answering(places=HttpPlaces(page=None, metrics=(host, int(port)))):
+            async with answering(places=HttpOptions(page=None, metrics=(host, int(port)))):
                 pass
 
 
@@ -351,11 +351,11 @@ async def test_a_page_for_others_needs_a_certificate(page: str) -> None:
 
 
 def test_places_are_those_that_were_asked_for() -> None:
-    assert http_places(None, None) == HttpPlaces()
-    assert http_places("[::1]:0", "0.0.0.0:9464") == HttpPlaces(
+    assert http_places(None, None) == HttpOptions()
+    assert http_places("[::1]:0", "0.0.0.0:9464") == HttpOptions(
         page="::1", page_port=0, metrics=("0.0.0.0", 9464)
     )
-    assert http_places(None, None, has_page=False) == HttpPlaces(page=None)
+    assert http_places(None, None, has_page=False) == HttpOptions(page=None)
 
 
 @pytest.mark.parametrize(

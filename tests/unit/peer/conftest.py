@@ -161,7 +161,7 @@ class End:
             pool=self._pool,
             deliver=lambda key, value: self.arrivals.put_nowait((key, value)),
             timeline=self.timeline,
-            taken=self.taken.put_nowait,
+            on_consumed=self.taken.put_nowait,
         )
 
     def begin(self, step: int, samples: Collection[int], codecs: Codecs | None = None) -> None:
@@ -205,11 +205,11 @@ class LaterChannel:
 
     async def attend(self, end: ChannelEnd[Any, Any]) -> None:
         assert self.real is not None
-        await self.real.attend(end)
+        await self.real.keep_connected(end)
 
     def say(self, message: ChannelMessage) -> None:
         if self.real is not None:
-            self.real.say(message)
+            self.real.send(message)
 
     def break_off(self, error: SwarmError) -> None:
         assert self.real is not None

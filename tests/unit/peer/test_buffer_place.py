@@ -6,7 +6,7 @@ import pytest
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.peer.kept_buffers import BufferPlace
+from swarm_ft.peer.buffer_storage import BufferStorage
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.sealing import Sealer
 from tests.specs import run_spec
@@ -30,7 +30,7 @@ def filled(store: BufferStore) -> None:
 
 
 def test_what_an_earlier_start_left_is_found_again(tmp_path: Path) -> None:
-    place = BufferPlace(limits=LIMITS, directory=tmp_path)
+    place = BufferStorage(limits=LIMITS, directory=tmp_path)
     filled(place.open(RUN, run_spec()))
     assert kept(place.open(RUN, run_spec())) == RECORD
 
@@ -39,7 +39,7 @@ def test_what_an_earlier_start_left_is_found_again(tmp_path: Path) -> None:
     ("run", "seed"), [("other", 0), ("run", 1)], ids=["another run", "another spec"]
 )
 def test_what_another_run_left_is_not_used(tmp_path: Path, run: str, seed: int) -> None:
-    place = BufferPlace(limits=LIMITS, directory=tmp_path)
+    place = BufferStorage(limits=LIMITS, directory=tmp_path)
     filled(place.open(RUN, run_spec()))
     other = place.open(RunId(run), run_spec(seed=seed))
     other.close()
@@ -50,7 +50,7 @@ def test_what_another_run_left_is_not_used(tmp_path: Path, run: str, seed: int) 
 def test_a_run_is_deleted_by_its_name_and_others_stay(
     tmp_path: Path, sealer: Sealer | None
 ) -> None:
-    place, other = BufferPlace(limits=LIMITS, directory=tmp_path), RunId("other")
+    place, other = BufferStorage(limits=LIMITS, directory=tmp_path), RunId("other")
     filled(place.open(RUN, run_spec(), sealer))
     filled(place.open(RUN, run_spec(seed=1), sealer))
     second = place.open(other, run_spec(), sealer)
@@ -66,7 +66,7 @@ def test_a_run_is_deleted_by_its_name_and_others_stay(
 def test_what_was_not_written_to_for_too_long_is_deleted(
     tmp_path: Path, age_s: float, is_kept: bool
 ) -> None:
-    place = BufferPlace(limits=LIMITS, directory=tmp_path, keep_s=100.0)
+    place = BufferStorage(limits=LIMITS, directory=tmp_path, keep_s=100.0)
     filled(place.open(RUN, run_spec()))
     newest_unix_s = max(path.stat().st_mtime for path in tmp_path.rglob("*"))
     place.delete_old(newest_unix_s + age_s)
@@ -75,7 +75,7 @@ def test_what_was_not_written_to_for_too_long_is_deleted(
 
 @pytest.mark.parametrize("directory", [None, Path("/nonexistent")])
 def test_where_nothing_is_kept_nothing_is_deleted(directory: Path | None) -> None:
-    place = BufferPlace(directory=directory)
+    place = BufferStorage(directory=directory)
     place.delete_old(0.0)
     place.delete(RUN)
     assert place.runs() == set()
@@ -85,7 +85,7 @@ def test_a_directory_that_cannot_be_used_costs_the_disk_tier_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    place = BufferPlace(limits=LIMITS, directory=tmp_path / "file")
+    place = BufferStorage(limits=LIMITS, directory=tmp_path / "file")
     store = place.open(RUN, run_spec())
     store.put(KEY, RECORD)
     assert kept(store) == RECORD

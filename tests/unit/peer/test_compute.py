@@ -38,11 +38,11 @@ class Long:
 
 
 async def test_what_comes_of_work_and_what_it_raises(compute: Compute) -> None:
-    seat = compute.seat(A)
+    seat = compute.handle_for(A)
     assert await seat.run(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         await seat.run(lambda: 1 // 0)
-    assert await seat.filling.run(threading.current_thread) is await seat.run(
+    assert await seat.background.run(threading.current_thread) is await seat.run(
         threading.current_thread
     )
 
@@ -50,7 +50,7 @@ async def test_what_comes_of_work_and_what_it_raises(compute: Compute) -> None:
 async def test_a_run_waits_while_the_thread_is_at_another_and_knows_for_how_long(
     compute: Compute, clock: ManualClock
 ) -> None:
-    work, a, b = Long(), compute.seat(A), compute.seat(B)
+    work, a, b = Long(), compute.handle_for(A), compute.handle_for(B)
     first = asyncio.create_task(a.run(work))
     await asyncio.to_thread(work.began.wait)
     second = asyncio.create_task(b.run(lambda: "short"))
@@ -64,25 +64,25 @@ async def test_a_run_waits_while_the_thread_is_at_another_and_knows_for_how_long
 
 async def test_what_is_cancelled_before_its_turn_is_never_done(compute: Compute) -> None:
     work, done = Long(), threading.Event()
-    first = asyncio.create_task(compute.seat(A).run(work))
+    first = asyncio.create_task(compute.handle_for(A).run(work))
     await asyncio.to_thread(work.began.wait)
-    second = asyncio.create_task(compute.seat(B).run(done.set))
+    second = asyncio.create_task(compute.handle_for(B).run(done.set))
     await asyncio.sleep(0)
     second.cancel()
     await asyncio.wait({second})
     work.may_end.set()
     await first
-    assert await compute.seat(A).run(lambda: 1) == 1
+    assert await compute.handle_for(A).run(lambda: 1) == 1
     assert not done.is_set()
 
 
 async def test_who_is_cancelled_at_work_holds_the_thread_until_its_end(compute: Compute) -> None:
     work = Long()
-    first = asyncio.create_task(compute.seat(A).run(work))
+    first = asyncio.create_task(compute.handle_for(A).run(work))
     await asyncio.to_thread(work.began.wait)
     first.cancel()
     await asyncio.wait({first})
-    second = asyncio.create_task(compute.seat(B).run(lambda: work.may_end.is_set()))
+    second = asyncio.create_task(compute.handle_for(B).run(lambda: work.may_end.is_set()))
     await asyncio.sleep(0)
     work.may_end.set()
     assert await second

@@ -46,8 +46,8 @@ def link_to(
         rng=Random(seed),
         hello=hello,
         alive=list,
-        obey=obey,
-        beside=beside,
+        handle=obey,
+        while_connected=beside,
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.peer.current_work import CurrentWork, Doing
+from swarm_ft.peer.current_work import CurrentWork, RunWork
 from swarm_ft.protocol.messages.control import Assign, CommitStep, PlanStep, StageAssignment
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
@@ -47,33 +47,35 @@ def commit(step: int) -> CommitStep:
 
 def test_what_it_does_is_told_from_its_stage_until_it_is_released() -> None:
     work, run = CurrentWork(PeerId("b")), assign("a", "b")
-    work.assigned(run)
-    hosting = Doing(run_id=RUN, layers=LayerRange(0, 2), step=0, num_steps=run.spec.train.num_steps)
-    assert work.doing == (hosting,)
-    work.planned(plan(0, 0, 1, 1))
-    assert work.doing == (replace(hosting, samples=4, batch=6),)
-    work.committed(commit(0))
-    assert work.doing == (replace(hosting, step=1, samples=4, batch=6),)
-    work.assigned(run)
-    assert work.doing == (replace(hosting, samples=4, batch=6),), "back to the start"
-    work.released(RUN)
-    assert not work.doing
+    work.on_assign(run)
+    hosting = RunWork(
+        run_id=RUN, layers=LayerRange(0, 2), step=0, num_steps=run.spec.train.num_steps
+    )
+    assert work.runs == (hosting,)
+    work.on_plan(plan(0, 0, 1, 1))
+    assert work.runs == (replace(hosting, samples=4, batch=6),)
+    work.on_commit(commit(0))
+    assert work.runs == (replace(hosting, step=1, samples=4, batch=6),)
+    work.on_assign(run)
+    assert work.runs == (replace(hosting, samples=4, batch=6),), "back to the start"
+    work.on_release(RUN)
+    assert not work.runs
 
 
 def test_it_may_work_for_several_runs_and_hosts_until_the_last_is_released() -> None:
     work, run = CurrentWork(PeerId("b")), assign("a", "b")
     other = replace(run, run_id=RunId("other"))
-    work.assigned(run)
-    work.assigned(other)
-    work.planned(replace(plan(0, 1), run_id=other.run_id))
-    work.planned(plan(0, 1, 1))
-    work.committed(commit(0))
-    work.committed(replace(commit(0), run_id=other.run_id))
-    assert [(one.run_id, one.step, one.samples) for one in work.doing] == [
+    work.on_assign(run)
+    work.on_assign(other)
+    work.on_plan(replace(plan(0, 1), run_id=other.run_id))
+    work.on_plan(plan(0, 1, 1))
+    work.on_commit(commit(0))
+    work.on_commit(replace(commit(0), run_id=other.run_id))
+    assert [(one.run_id, one.step, one.samples) for one in work.runs] == [
         (RUN, 1, 4),
         ("other", 1, 2),
     ]
-    work.released(RUN)
-    assert [one.run_id for one in work.doing] == ["other"]
-    work.released(other.run_id)
-    assert not work.doing
+    work.on_release(RUN)
+    assert [one.run_id for one in work.runs] == ["other"]
+    work.on_release(other.run_id)
+    assert not work.runs

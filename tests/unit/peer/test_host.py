@@ -105,7 +105,7 @@ class Peer:
             links=self.links,
             compute=self.compute,
             codecs=self.codecs,
-            say=self.said.put_nowait,
+            send_to_coordinator=self.said.put_nowait,
             timeline=Timeline(ManualClock(), self.said.put_nowait),
             memory_bytes=1 << 30,
         )
@@ -167,7 +167,7 @@ class Peer:
     @property
     def held(self) -> HeldStage:
         """What it says that it holds."""
-        held = self.host.held
+        held = self.host.reported_state
         assert held is not None
         return held
 
@@ -296,7 +296,7 @@ async def test_numbers_that_the_optimizer_refuses_leave_no_half_stepped_weights(
     await peer.step(0)
     with pytest.raises(NonFinite, match=r"^step 0: adamw cannot step layers "):
         await peer.host.commit(replace(commit_of(0), learning_rate=1e38))
-    assert peer.host.held is None, "its weights are stepped in part"
+    assert peer.host.reported_state is None, "its weights are stepped in part"
     await peer.assign(attempt=2)
     await peer.hears(StageReady)
     assert peer.held.committed_steps == 0
@@ -450,7 +450,7 @@ async def test_a_plan_by_codecs_that_cannot_follow_is_refused(
 
 
 async def test_nothing_is_held_until_the_stage_is_loaded(peer: Peer) -> None:
-    assert peer.host.held is None
+    assert peer.host.reported_state is None
     await peer.ready()
     held = peer.held
     assert (str(held.layers), held.committed_steps, held.exported) == ("0-2", 0, None)
@@ -499,7 +499,7 @@ async def test_a_client_learns_nothing_of_why_a_model_cannot_be_opened(
     assert failed.code == "model-unavailable"
     assert failed.message == UNAVAILABLE
     assert str(missing) in caplog.text
-    assert peer.host.held is None
+    assert peer.host.reported_state is None
 
 
 async def test_other_weights_than_the_runs_are_told(make_peer: MakePeer, spec: RunSpec) -> None:
@@ -583,7 +583,7 @@ async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_a
     async with peer.called():
         learners = (Learner(peer_id=ME, step=StepNumber(3), sources=(PeerId("other"),)),)
         await peer.assign(stages=TWO, committed_steps=3, fresh=False, learners=learners)
-        assert peer.host.held is None
+        assert peer.host.reported_state is None
         await peer.assign(attempt=2, stages=TWO, committed_steps=4, fresh=False, learners=learners)
         failed = await peer.hears(StageFailed)
         assert failed.code == "out-of-turn"
@@ -604,7 +604,7 @@ async def test_a_state_that_is_offered_before_the_learner_has_begun_is_fetched_n
             total_bytes=1,
             sources=(PeerId("other"),),
         )
-        peer.host.take(take)
+        peer.host.start_catch_up(take)
     failed = await peer.hears(StageFailed)
     assert "no source has a list" in failed.message, "it tried"
 
@@ -723,7 +723,7 @@ async def test_exported_weights_are_offered_until_the_run_is_released(
     assert not offered.path.exists()
     assert peer.context.offers == {}
     assert not peer.host.has_result
-    assert peer.host.held is None
+    assert peer.host.reported_state is None
     await peer.host.release()
 
 

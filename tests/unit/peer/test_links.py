@@ -31,7 +31,7 @@ from swarm_ft.peer.links import (
     LinkStream,
     PeerLink,
     Send,
-    heard_hello,
+    receive_hello,
 )
 from swarm_ft.protocol.messages.boundary import (
     Ack,
@@ -88,14 +88,14 @@ class End:
     def hello(self) -> BoundaryHello:
         return self._hello
 
-    def connected(self, hello: BoundaryHello) -> None:
+    def on_connected(self, hello: BoundaryHello) -> None:
         assert not self.is_connected.is_set()
         if hello.spec_digest != self._hello.spec_digest:
             raise RunMismatch("digests aa here, bb there")
         self.is_connected.set()
         self.is_away.clear()
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         self.is_connected.clear()
         self.is_away.set()
 
@@ -133,7 +133,7 @@ class Attending:
     def __init__(self, peer: Peer, other: Peer, end: End) -> None:
         self.end = end
         self.channel = peer.links.channel(other.name, other.endpoint)
-        self.running = asyncio.create_task(self.channel.attend(end))
+        self.running = asyncio.create_task(self.channel.keep_connected(end))
 
     async def stop(self) -> None:
         """The attempt is over here."""
@@ -215,9 +215,9 @@ async def pair(transport: Transport) -> AsyncIterator[Pair]:
 async def test_a_new_attempt_takes_a_message_and_no_call(pair: Pair) -> None:
     for number in range(1, 6):
         async with pair.attempt(number) as (a, b):
-            a.channel.say(ack(number))
+            a.channel.send(ack(number))
             assert await b.end.heard.get() == ack(number)
-            b.channel.say(ack(number, 7))
+            b.channel.send(ack(number, 7))
             assert await a.end.heard.get() == ack(number, 7)
     assert len(pair.transport.opened) == 1
 
@@ -230,13 +230,13 @@ async def test_who_hears_of_an_attempt_first_waits_for_the_other(pair: Pair, fir
         await ours.stop()
         async with one.attempt(other, 2) as early:
             await theirs.end.is_away.wait()
-            theirs.channel.say(ack(1))
+            theirs.channel.send(ack(1))
             assert not early.end.is_connected.is_set()
             await theirs.stop()
             async with other.attempt(one, 2) as late:
                 await early.connected()
                 await late.connected()
-                late.channel.say(ack(2))
+                late.channel.send(ack(2))
                 assert await early.end.heard.get() == ack(2)
                 assert early.end.heard.empty()
     assert len(pair.transport.opened) == 1
@@ -246,12 +246,12 @@ async def test_what_an_attempt_left_to_be_sent_is_not_sent_in_the_next(pair: Pai
     async with pair.attempt(1) as (a, b):
         await a.stop()
         async with pair.a.attempt(pair.b, 2) as next_a:
-            a.channel.say(ack(1))
+            a.channel.send(ack(1))
             await b.stop()
             async with pair.b.attempt(pair.a, 2) as next_b:
                 await next_a.connected()
                 await next_b.connected()
-                next_a.channel.say(ack(2))
+                next_a.channel.send(ack(2))
                 assert await next_b.end.heard.get() == ack(2)
 
 
@@ -263,12 +263,12 @@ async def test_what_was_said_before_the_other_went_away_is_not_sent_when_it_is_b
         hand, _ = await caller.greet(End("a", 1).hello)
         await b.connected()
         for number in range(100):
-            b.channel.say(ack(1, number))
+            b.channel.send(ack(1, number))
         await hand.say(End("a", 2).hello)
         await b.end.is_away.wait()
         await hand.say(End("a", 1).hello)
         await b.connected()
-        b.channel.say(ack(1, 100))
+        b.channel.send(ack(1, 100))
         heard = [await hand.hear()]
         while heard[-1] != ack(1, 100):
             heard.append(await hand.hear())
@@ -282,7 +282,7 @@ async def test_a_stream_that_breaks_comes_back_under_the_attempt(pair: Pair) -> 
             await a.end.is_away.wait()
             await a.connected()
             await b.connected()
-            a.channel.say(ack(1, number))
+            a.channel.send(ack(1, number))
             assert await b.end.heard.get() == ack(1, number)
     assert len(pair.transport.opened) == 1 + 2 * MAX_BROKEN_STREAMS
 
@@ -309,8 +309,8 @@ async def test_two_runs_have_a_stream_each_and_know_nothing_of_each_other(pair: 
         await other_a.connected()
         await other_b.connected()
         assert len(pair.transport.opened) == 2
-        a.channel.say(ack(1, 1))
-        other_a.channel.say(ack(1, 2))
+        a.channel.send(ack(1, 1))
+        other_a.channel.send(ack(1, 2))
         assert await b.end.heard.get() == ack(1, 1)
         assert await other_b.end.heard.get() == ack(1, 2)
         other_b.channel.break_off(Unavailable("a test"))
@@ -322,7 +322,7 @@ async def test_two_runs_have_a_stream_each_and_know_nothing_of_each_other(pair: 
 
 @pytest.mark.usefixtures("impatient")
 async def test_who_is_named_in_one_run_is_a_stranger_in_another(pair: Pair) -> None:
-    pair.b.links.name(RunId("other"), (A, B))
+    pair.b.links.set_assigned_peers(RunId("other"), (A, B))
     caller = Caller(pair.transport, "a", "b")
     caller.endpoint = pair.b.endpoint
     with pytest.raises(Unavailable, match="no assignment"):
@@ -349,12 +349,12 @@ async def test_a_stream_of_a_peer_that_no_assignment_names_is_given_up(pair: Pai
 @pytest.mark.usefixtures("impatient")
 async def test_who_is_named_may_wait_until_it_is_named_no_more(pair: Pair) -> None:
     for peer in (pair.a, pair.b):
-        peer.links.name(RUN, (A, B))
+        peer.links.set_assigned_peers(RUN, (A, B))
     async with pair.attempt(1):
         pass
     async with pair.attempt(2):  # over the stream that stood meanwhile
         assert len(pair.transport.opened) == 1
-    pair.b.links.name(RUN, (B,))
+    pair.b.links.set_assigned_peers(RUN, (B,))
     caller = Caller(pair.transport, "a", "b")
     caller.endpoint = pair.b.endpoint
     with pytest.raises(Unavailable, match="no assignment"):
@@ -404,9 +404,9 @@ async def test_strangers_take_only_so_much_room(
     hands = [await one.link() for one in callers[:3]]
     with pytest.raises(Unavailable, match="3 unknown callers"):
         await callers[3].link()
-    pair.b.links.name(RUN, (PeerId("a3"),))
+    pair.b.links.set_assigned_peers(RUN, (PeerId("a3"),))
     await callers[3].link()
-    pair.b.links.name(RUN, ())
+    pair.b.links.set_assigned_peers(RUN, ())
     async with pair.attempt(1):
         await hands[0].stream.cancel()
         while True:  # until b has noticed
@@ -522,7 +522,7 @@ async def test_a_round_trip_is_measured_while_two_work_together(pair: Pair) -> N
         while not (pair.a.links.speeds.get(B) and pair.b.links.speeds.get(A)):
             number += 1
             for one, other in ((a, b), (b, a)):
-                one.channel.say(ack(1, number))
+                one.channel.send(ack(1, number))
                 await other.end.heard.get()
         assert pair.a.links.speeds[B].least_round_trip_s > 0.0
         assert pair.b.links.speeds[A].bytes_per_s == 0.0, "it was never full"
@@ -571,7 +571,7 @@ async def test_who_pings_again_before_the_answer_costs_itself_the_stream(
     attending = Attending(pair.b, pair.a, StuckEnd("b", 1))
     hand, _ = await caller.greet(End("a", 1).hello)
     await attending.connected()
-    attending.channel.say(ack(1))
+    attending.channel.send(ack(1))
     with pytest.raises(OutOfTurn, match="pinged again before the reply"):
         await hand.fails(*(LinkPing(number) for number in range(3)))
     await attending.stop()
@@ -599,14 +599,14 @@ def frame() -> Frame:
 
 @pytest.mark.parametrize("end", ["written", "broken", "given up"])
 async def test_links_are_quiet_while_no_frame_waits_or_is_written(pair: Pair, end: str) -> None:
-    await pair.a.links.quiet()
+    await pair.a.links.wait_quiet()
     held = HeldEnd("a", 1)
     attending = Attending(pair.a, pair.b, held)
     async with pair.b.attempt(pair.a, 1) as b:
         await attending.connected()
-        await pair.a.links.quiet()
-        attending.channel.say(frame())
-        quiet = asyncio.create_task(pair.a.links.quiet())
+        await pair.a.links.wait_quiet()
+        attending.channel.send(frame())
+        quiet = asyncio.create_task(pair.a.links.wait_quiet())
         await held.is_writing.wait()
         assert not quiet.done()
         if end == "written":
@@ -654,7 +654,7 @@ def greeting(
     """An answer that links, says this, and then fails."""
 
     async def behave(stream: LinkStream) -> None:
-        hello = await heard_hello(stream)
+        hello = await receive_hello(stream)
         await stream.send(LinkHello(peer_id=name, to=hello.peer_id, run_id=hello.run_id))
         await stream.receive()
         for said in says:
@@ -761,7 +761,7 @@ async def test_a_bug_at_this_side_is_not_hidden(monkeypatch: pytest.MonkeyPatch)
             raise ZeroDivisionError
 
         monkeypatch.setattr(a.end, "receive", bug)
-        b.channel.say(ack(1))
+        b.channel.send(ack(1))
         with pytest.raises(ZeroDivisionError):
             await a.running
 

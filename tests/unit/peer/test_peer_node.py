@@ -23,7 +23,7 @@ from swarm_ft.errors import (
 )
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.peer.kept_buffers import BufferPlace
+from swarm_ft.peer.buffer_storage import BufferStorage
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.messages.contribution import ContributionRequest
 from swarm_ft.protocol.messages.control import (
@@ -38,7 +38,7 @@ from swarm_ft.protocol.messages.control import (
     PeerGoodbye,
     PeerHello,
     PeerLeaving,
-    PeerWorks,
+    PeerResumed,
     PlanStep,
     ReleaseStage,
     StageAssignment,
@@ -507,7 +507,7 @@ async def test_a_peer_that_pauses_stays_and_says_so_when_it_joins_anew(
     assert joined.hello.leaving == leaving
     await joined.say(LeaveProgress(may_go=True, words=""))
     node.resume()
-    assert isinstance(await joined.hear(), PeerWorks)
+    assert isinstance(await joined.hear(), PeerResumed)
     assert not running.done()
 
 
@@ -654,7 +654,7 @@ async def test_a_peer_that_encrypts_hosts_no_run_without_a_key(
 async def test_a_peer_says_whose_buffers_it_keeps_and_lets_go_of_them(
     swarm: Swarm, tmp_path: Path, spec: RunSpec, assign_of: MakeAssign
 ) -> None:
-    place = BufferPlace(limits=BufferLimits(disk_bytes=1 << 20), directory=tmp_path / "buffers")
+    place = BufferStorage(limits=BufferLimits(disk_bytes=1 << 20), directory=tmp_path / "buffers")
     store = place.open(RUN, spec)
     key = BufferKey(RUN, BlockIndex(2), End.SENT, SampleId(0))
     store.put(key, BufferRecord(bytes(16), 1, 1, b"payload"))
@@ -712,7 +712,7 @@ async def test_a_peer_with_room_works_for_two_runs_and_keeps_each_apart(
     assert len(set(losses[RUN])) == 3
     assert losses[RUN] == losses[OTHER]
     assert set(node.buffers) == {RUN, OTHER}
-    assert {one.run_id for one in node.doing} == {RUN, OTHER}
+    assert {one.run_id for one in node.current_work} == {RUN, OTHER}
     joined.end(Unavailable("a test"))
     again = await swarm.joined()
     assert {(held.run_id, held.committed_steps) for held in again.hello.held} == {

@@ -20,7 +20,7 @@ from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.step import StageStep, StepProgress, StepRoutes
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.protocol.machines.pipeline import PARTS, least_held
+from swarm_ft.protocol.machines.pipeline import PARTS, min_microbatches
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.control import EvalSum, PlanStep
 from swarm_ft.protocol.spec.codec_spec import Direction
@@ -214,7 +214,7 @@ def make_step() -> Iterator[MakeStep]:
                 StepProgress(plan.step),
                 engine=cast("Engine", engine),
                 context=cast("PeerContext", context),
-                max_held=least_held(of, index) + more_held,
+                max_held=min_microbatches(of, index) + more_held,
             )
             return step, engine, up, down
 
@@ -223,7 +223,7 @@ def make_step() -> Iterator[MakeStep]:
 
 def arrive(step: StageStep, samples: Iterable[int], direction: Direction) -> None:
     for sample in samples:
-        step.arrived(key(sample, direction), value(sample))
+        step.on_arrival(key(sample, direction), value(sample))
 
 
 async def test_a_single_stage_computes_everything_itself(make_step: MakeStep) -> None:
@@ -426,10 +426,10 @@ async def test_samples_of_different_lengths_are_padded_here_and_cut_again(
     plan = replace(whole, lengths=(TOKENS, 2))
     step, engine, up, down = make_step(1, of=3, microbatches=1, plan=plan)
     assert set(step.expected(cast("Boundary", up), Direction.FORWARD).values()) == {TOKENS, 2}
-    step.arrived(key(0, Direction.FORWARD), value(5))
-    step.arrived(key(1, Direction.FORWARD), value(7)[:2])
-    step.arrived(key(0, Direction.BACKWARD), value(5))
-    step.arrived(key(1, Direction.BACKWARD), value(7)[:2])
+    step.on_arrival(key(0, Direction.FORWARD), value(5))
+    step.on_arrival(key(1, Direction.FORWARD), value(7)[:2])
+    step.on_arrival(key(0, Direction.BACKWARD), value(5))
+    step.on_arrival(key(1, Direction.BACKWARD), value(7)[:2])
     await step.run()
     assert engine.done
     for sent, expected in ((down.sent, (6, 8)), (up.sent, (10, 14))):
@@ -440,7 +440,7 @@ async def test_samples_of_different_lengths_are_padded_here_and_cut_again(
 
 async def test_what_the_engine_raises_ends_the_step(make_step: MakeStep) -> None:
     step, *_ = make_step(1, of=2, microbatches=1)
-    step.arrived(key(0, Direction.FORWARD), value(float("nan")))
+    step.on_arrival(key(0, Direction.FORWARD), value(float("nan")))
     arrive(step, [1], Direction.FORWARD)
     with pytest.raises(NonFinite):
         await step.run()
@@ -542,7 +542,7 @@ async def test_a_stage_evaluates_no_further_ahead_than_the_next_one_takes(
         await down.until(2 * ahead)
         assert len(engine.done) == ahead
         for sample in (10 * (ahead - 2), 10 * (ahead - 2) + 1):
-            step.taken(key(sample, Direction.FORWARD))
+            step.on_consumed(key(sample, Direction.FORWARD))
     await running
     assert down.samples == [0, 1, 10, 11, 20, 21, 30, 31]
 

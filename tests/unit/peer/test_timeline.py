@@ -53,7 +53,7 @@ class Peer:
         self.clock.advance(after_s / 2)
         now_us = round(1e6 * self.clock.now_s()) + AHEAD_US
         self.clock.advance(after_s / 2)
-        self.timeline.heard(ClockReply(probe.sent_us, now_us))
+        self.timeline.on_clock_reply(ClockReply(probe.sent_us, now_us))
 
     def told(self) -> StepTimeline:
         """The one timeline that was said."""
@@ -76,15 +76,15 @@ def work(peer: Peer) -> None:
     peer.clock.advance(1)
     timeline.add_frame(SpanKind.SEND, KEY, begin_s, BOUNDARY, 99)
     timeline.timed(SpanKind.FORWARD, peer.clock.advance, MICROBATCH)(1)
-    timeline.ready()
+    timeline.on_ready()
     peer.clock.advance(1)
-    timeline.commit_heard()
+    timeline.on_commit()
     timeline.timed(SpanKind.OPTIMIZER, peer.clock.advance)(1)
-    timeline.tell()
+    timeline.send_spans()
 
 
 def test_a_step_that_nobody_traces_records_and_says_nothing(peer: Peer) -> None:
-    peer.timeline.planned(plan_of(0, traced=False))
+    peer.timeline.on_plan(plan_of(0, traced=False))
     work(peer)
     assert peer.said == []
 
@@ -101,7 +101,7 @@ def test_what_is_off_wraps_nothing_and_reads_no_clock(
 
 def test_a_traced_step_is_told_once_it_is_committed(peer: Peer) -> None:
     peer.clock.advance(10)
-    peer.timeline.planned(plan_of(4))
+    peer.timeline.on_plan(plan_of(4))
     peer.answer()
     work(peer)
     told = peer.told()
@@ -133,7 +133,7 @@ def test_a_traced_step_is_told_once_it_is_committed(peer: Peer) -> None:
 
 def test_the_next_step_begins_with_nothing(peer: Peer) -> None:
     for step in range(2):
-        peer.timeline.planned(plan_of(step))
+        peer.timeline.on_plan(plan_of(step))
         peer.answer()
         work(peer)
     first, second = (said for said in peer.said if isinstance(said, StepTimeline))
@@ -142,10 +142,10 @@ def test_the_next_step_begins_with_nothing(peer: Peer) -> None:
 
 
 def test_the_quickest_answer_tells_how_far_the_clock_is(peer: Peer) -> None:
-    peer.timeline.planned(plan_of(0))
+    peer.timeline.on_plan(plan_of(0))
     for after_s in (0.5, 0.004, 0.2):
         peer.answer(after_s=after_s)
-    peer.timeline.tell()
+    peer.timeline.send_spans()
     clock = peer.told().clock
     assert clock.offset_us == AHEAD_US
     assert 2_000 <= clock.error_us < 2_100
@@ -155,21 +155,21 @@ def test_time_is_asked_for_a_few_times_a_step_one_after_the_other(peer: Peer) ->
     def num_asked() -> int:
         return sum(isinstance(said, ClockProbe) for said in peer.said)
 
-    peer.timeline.planned(plan_of(0))
+    peer.timeline.on_plan(plan_of(0))
     for answered in range(NUM_PROBES + 2):
         assert num_asked() == min(1 + answered, NUM_PROBES)
         peer.answer()
-    peer.timeline.ready()
+    peer.timeline.on_ready()
     assert num_asked() == NUM_PROBES + 1
 
 
 def test_nothing_is_told_while_the_clock_is_not_known(peer: Peer) -> None:
-    peer.timeline.planned(plan_of(0))
+    peer.timeline.on_plan(plan_of(0))
     work(peer)
     assert not [said for said in peer.said if isinstance(said, StepTimeline)]
-    peer.timeline.planned(plan_of(1))
+    peer.timeline.on_plan(plan_of(1))
     peer.answer()
-    peer.timeline.tell()
+    peer.timeline.send_spans()
     assert {span.step for span in peer.told().spans} == {1}, "what was recorded is forgotten"
 
 
@@ -177,11 +177,11 @@ def test_too_many_spans_are_counted_and_the_step_itself_is_there(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeline_module, "MAX_SPANS", 50)
-    peer.timeline.planned(plan_of(0))
+    peer.timeline.on_plan(plan_of(0))
     peer.answer()
     for _ in range(60):
         peer.timeline.add_frame(SpanKind.SEND, KEY, peer.timeline.now_s(), BOUNDARY, 99)
-    peer.timeline.tell()
+    peer.timeline.send_spans()
     told = peer.told()
     kinds = Counter(span.kind for span in told.spans)
     assert kinds == {SpanKind.STEP: 1, SpanKind.PLAN: 1, SpanKind.SEND: 48}
@@ -190,60 +190,60 @@ def test_too_many_spans_are_counted_and_the_step_itself_is_there(
 
 def test_a_span_that_began_before_anybody_asked_is_none(peer: Peer) -> None:
     begin_s = peer.timeline.now_s()
-    peer.timeline.planned(plan_of(0))
+    peer.timeline.on_plan(plan_of(0))
     peer.answer()
     peer.timeline.add(SpanKind.WAIT_INPUT, begin_s)
-    peer.timeline.tell()
+    peer.timeline.send_spans()
     assert SpanKind.WAIT_INPUT not in {span.kind for span in peer.told().spans}
 
 
 def test_frames_of_the_next_step_that_come_early_are_told_with_it(peer: Peer) -> None:
-    peer.timeline.planned(plan_of(0))
+    peer.timeline.on_plan(plan_of(0))
     peer.answer()
-    peer.timeline.tell()
+    peer.timeline.send_spans()
     peer.said.clear()
     early = KEY._replace(step=StepNumber(1))
     peer.timeline.add_frame(SpanKind.RECEIVE, early, peer.timeline.now_s(), BOUNDARY, 99)
-    peer.timeline.planned(plan_of(1))
-    peer.timeline.tell()
+    peer.timeline.on_plan(plan_of(1))
+    peer.timeline.send_spans()
     assert (SpanKind.RECEIVE, 1) in {(span.kind, span.step) for span in peer.told().spans}
 
 
 def test_an_attempt_that_is_over_is_told_and_a_commit_repeated_adds_nothing(peer: Peer) -> None:
-    peer.timeline.planned(plan_of(0, attempt=3))
+    peer.timeline.on_plan(plan_of(0, attempt=3))
     peer.answer()
-    peer.timeline.tell()
+    peer.timeline.send_spans()
     assert peer.told().attempt == 3
     peer.said.clear()
-    peer.timeline.commit_heard()
-    peer.timeline.tell()
+    peer.timeline.on_commit()
+    peer.timeline.send_spans()
     assert peer.said == []
 
 
 def test_what_fails_is_no_span(peer: Peer) -> None:
-    peer.timeline.planned(plan_of(0))
+    peer.timeline.on_plan(plan_of(0))
     peer.answer()
     with pytest.raises(ZeroDivisionError):
         peer.timeline.timed(SpanKind.FORWARD, lambda: 1 / 0)()
-    peer.timeline.tell()
+    peer.timeline.send_spans()
     assert SpanKind.FORWARD not in {span.kind for span in peer.told().spans}
 
 
 def test_the_best_estimate_outlives_a_step(peer: Peer) -> None:
-    peer.timeline.planned(plan_of(0))
+    peer.timeline.on_plan(plan_of(0))
     peer.answer()
-    peer.timeline.tell()
+    peer.timeline.send_spans()
     peer.said.clear()
-    peer.timeline.planned(plan_of(1))
-    peer.timeline.tell()
+    peer.timeline.on_plan(plan_of(1))
+    peer.timeline.send_spans()
     assert peer.told().clock == ClockEstimate(AHEAD_US, 1_000)
 
 
 def test_a_coordinator_that_is_joined_anew_may_have_another_clock(peer: Peer) -> None:
-    peer.timeline.planned(plan_of(0))
+    peer.timeline.on_plan(plan_of(0))
     peer.answer()
-    peer.timeline.joined()
-    peer.timeline.tell()
+    peer.timeline.on_joined()
+    peer.timeline.send_spans()
     assert not [said for said in peer.said if isinstance(said, StepTimeline)]
 
 
@@ -265,7 +265,7 @@ async def test_frames_are_timed_in_the_thread_that_codes_them(
     """Waiting for the thread is no part of it."""
     spec = make_spec(forward_codec="aq4")
     x = torch.ones(spec.train.seq_length, spec.model.hidden_size)
-    peer.timeline.planned(plan_of(0))
+    peer.timeline.on_plan(plan_of(0))
     peer.answer()
     with LatePool(peer.clock) as pool:
         up, down = (End(spec, sends, pool) for sends in Direction)
@@ -276,9 +276,9 @@ async def test_frames_are_timed_in_the_thread_that_codes_them(
                     end.begin(step, [7])
                 up.send(step, {7: x})
                 await down.receive(1)
-                await up.boundary.settled()
+                await up.boundary.wait_settled()
                 up.store.commit(StepNumber(step))
-    peer.timeline.tell()
+    peer.timeline.send_spans()
     encode, decode = SpanKind.ENCODE, SpanKind.DECODE
     coded = [span for span in peer.told().spans if span.kind in (encode, decode)]
     assert [(span.kind, span.step) for span in coded] == [

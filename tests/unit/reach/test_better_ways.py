@@ -67,7 +67,7 @@ async def test_a_relayed_stream_moves_when_nothing_is_under_way(
     called.extend((relayed, worse, better))
     assert await loop.sock_recv(worse, 1) == b"", "a relay's second stream is of no use"
     await assert_joined(gone, relayed)
-    tunnels.at_rest()
+    tunnels.upgrade_links()
     assert await loop.sock_recv(gone, 1) == await loop.sock_recv(relayed, 1) == b""
     await assert_joined(await dial(tunnels, called), better)
     await tunnels.close()
@@ -79,7 +79,7 @@ async def test_a_stream_that_cannot_be_bettered_stays(called: list[socket.socket
     local, end = await dial(tunnels, called), await ways.ends.get()
     called.append(end)
     await ways.refused.wait()
-    tunnels.at_rest()
+    tunnels.upgrade_links()
     await assert_joined(local, end)
     await tunnels.close()
 
@@ -89,7 +89,7 @@ async def test_a_stream_without_a_relay_is_left_alone(called: list[socket.socket
     tunnels = Tunnels(ways.link, better_after_s=0.0)
     local, end = await dial(tunnels, called), await ways.ends.get()
     called.append(end)
-    tunnels.at_rest()
+    tunnels.upgrade_links()
     await assert_joined(local, end)
     assert ways.left == [Way.DIRECT]
     await tunnels.close()

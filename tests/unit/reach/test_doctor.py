@@ -13,7 +13,7 @@ import pytest
 from swarm_ft.build import UPDATE, described_version
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
-from swarm_ft.coordinator.relays import Relaying
+from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import fingerprint_of, new_key
 from swarm_ft.identity.roles import Role
@@ -22,13 +22,13 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.reach import doctor
 from swarm_ft.reach.doctor import (
     Cause,
-    Standing,
+    ReachabilityFacts,
     Verdict,
     examine_member,
     examine_way,
-    reached,
+    reachability,
 )
-from swarm_ft.reach.sockets import FrontSays, ask_front, is_dialled_back
+from swarm_ft.reach.sockets import FrontReply, is_dialled_back, query_front
 from swarm_ft.reach.transport import FrontedTransport, HomeTransport
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -62,11 +62,11 @@ def invite_to(swarm: Swarm, *addresses: str) -> Invite:
 
 
 async def findings(invite: Invite) -> dict[str, tuple[Verdict, str]]:
-    return {found.about: (found.verdict, found.says) async for found in examine_way(invite)}
+    return {found.about: (found.verdict, found.text) async for found in examine_way(invite)}
 
 
 async def test_a_front_tells_where_it_sees_whom_and_what_time_it_is(coordinator: str) -> None:
-    says = await ask_front(coordinator)
+    says = await query_front(coordinator)
     assert says.address.startswith("127.0.0.1:")
     assert says.other_port
     assert says.own_host == "127.0.0.1"
@@ -93,7 +93,7 @@ async def test_who_does_not_answer_is_named_and_the_next_one_asked(
 ) -> None:
     (unreached,) = [found async for found in examine_way(invite_to(swarm, "127.0.0.1:1"))]
     assert (unreached.about, unreached.verdict) == ("coordinator", Verdict.BAD)
-    assert unreached.says == "127.0.0.1:1: Connection refused"
+    assert unreached.text == "127.0.0.1:1: Connection refused"
     assert unreached.advice
     invite = invite_to(swarm, "127.0.0.1:1", coordinator)
     told = [found.verdict async for found in examine_way(invite) if found.about == "coordinator"]
@@ -117,7 +117,7 @@ def test_ipv6_that_is_not_used_matters_to_who_is_behind_a_router(
 ) -> None:
     standing = replace(AT_HOME, is_open=is_open)
     finding = doctor.ipv6(own, addresses, ("192.0.2.1:7000",), standing)
-    assert says in finding.says
+    assert says in finding.text
     assert finding.verdict is (Verdict.OK if is_open else Verdict.NOTE)
     assert bool(finding.advice) is not is_open
 
@@ -125,7 +125,7 @@ def test_ipv6_that_is_not_used_matters_to_who_is_behind_a_router(
 def test_ipv6_that_is_used_is_told() -> None:
     finding = doctor.ipv6(IPV6_AT_HOME, (IPV6_THERE,), (IPV6_THERE,), AT_HOME)
     assert (finding.verdict, finding.advice) == (Verdict.OK, "")
-    assert IPV6_AT_HOME in finding.says
+    assert IPV6_AT_HOME in finding.text
 
 
 async def test_a_coordinator_without_a_relay_is_told_with_what_makes_one(swarm: Swarm) -> None:
@@ -159,7 +159,7 @@ async def test_a_coordinator_of_another_version_is_told(
         ]
         assert finding.verdict is Verdict.BAD
         assert finding.advice == f"update {older}: {UPDATE}"
-        assert described_version() in finding.says
+        assert described_version() in finding.text
 
 
 # ---- behind a router
@@ -170,8 +170,8 @@ async def seen_as(
 ) -> dict[str, tuple[Verdict, str]]:
     """Return the findings of a machine that the coordinator sees at 192.0.2.7, without dial-ins."""
 
-    async def ask_from_home(endpoint: str) -> FrontSays:
-        return replace(await ask_front(endpoint), address="192.0.2.7:5000", own_host="10.0.0.2")
+    async def ask_from_home(endpoint: str) -> FrontReply:
+        return replace(await query_front(endpoint), address="192.0.2.7:5000", own_host="10.0.0.2")
 
     async def ask_router() -> str | None:
         return router
@@ -179,7 +179,7 @@ async def seen_as(
     async def refuse(_endpoint: str, _port: int) -> bool:
         return False
 
-    monkeypatch.setattr(doctor, "ask_front", ask_from_home)
+    monkeypatch.setattr(doctor, "query_front", ask_from_home)
     monkeypatch.setattr(doctor, "router_address", ask_router)
     monkeypatch.setattr(doctor, "is_dialled_back", refuse)
     return await findings(invite_to(swarm, coordinator))
@@ -209,7 +209,9 @@ async def test_a_router_that_maps_ports_and_one_before_it_are_told(
 
 # ---- how others reach a machine
 
-AT_HOME = Standing(seen="192.0.2.7", own="10.0.0.2", port=7001, is_open=False, varies=False)
+AT_HOME = ReachabilityFacts(
+    seen="192.0.2.7", own="10.0.0.2", port=7001, is_open=False, varies=False
+)
 
 
 @pytest.mark.parametrize(
@@ -262,18 +264,18 @@ AT_HOME = Standing(seen="192.0.2.7", own="10.0.0.2", port=7001, is_open=False, v
     ],
 )
 def test_whoever_is_not_reached_is_told_why_and_what_to_do(
-    standing: Standing, verdict: Verdict, cause: Cause, says: str
+    standing: ReachabilityFacts, verdict: Verdict, cause: Cause, says: str
 ) -> None:
-    finding = reached(standing)
+    finding = reachability(standing)
     assert (finding.verdict, finding.cause) == (verdict, cause)
-    assert says in finding.says
+    assert says in finding.text
     assert finding.advice or verdict is not Verdict.BAD
 
 
 def test_a_port_that_would_have_to_be_open_is_named() -> None:
     firewalled = replace(AT_HOME, own="192.0.2.7", has_relay=False)
-    assert reached(firewalled).advice == "open TCP port 7001 in the firewall"
-    advice = reached(replace(AT_HOME, has_relay=False)).advice
+    assert reachability(firewalled).advice == "open TCP port 7001 in the firewall"
+    advice = reachability(replace(AT_HOME, has_relay=False)).advice
     assert advice.startswith("forward TCP port 7001 in the router and start with --port")
     assert "--no-relay" in advice
     assert "swarm-ft relay" in advice
@@ -310,7 +312,7 @@ async def introducing(swarm: Swarm, *, has_relay: bool) -> AsyncIterator[str]:
     if has_relay:
         probe = await transport.front.listen("127.0.0.1", 0)
         place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
-        introductions.relays.have_own(lambda: Relaying(place=place))
+        introductions.relays.set_own_relay(lambda: ConnectedRelay(place=place))
     yield server.endpoint
     await server.stop()
 
@@ -322,7 +324,7 @@ async def test_a_member_that_can_be_dialled_is_told_so(swarm: Swarm, has_relay: 
         member(swarm, coordinator) as (transport, _),
     ):
         (found,) = [found async for found in examine_member(transport.reach, coordinator)]
-    assert (found.verdict, found.says) == (Verdict.OK, "reach this machine directly")
+    assert (found.verdict, found.text) == (Verdict.OK, "reach this machine directly")
 
 
 async def test_a_member_whose_port_is_closed_is_told_so(swarm: Swarm) -> None:
@@ -332,7 +334,7 @@ async def test_a_member_whose_port_is_closed_is_told_so(swarm: Swarm) -> None:
     ):
         (found,) = [found async for found in examine_member(transport.reach, coordinator)]
     assert (found.verdict, found.cause) == (Verdict.BAD, Cause.FIREWALL)
-    assert found.says.endswith("and the swarm has no relay")
+    assert found.text.endswith("and the swarm has no relay")
     assert found.advice == "open TCP port 1 in the firewall"
 
 
@@ -345,7 +347,7 @@ async def test_a_member_whom_nobody_introduces_is_told_so(
     async with member(swarm, place) as (transport, _):
         (found,) = [found async for found in examine_member(transport.reach, place)]
     assert (found.verdict, found.cause) == (Verdict.BAD, Cause.NOT_INTRODUCED)
-    assert "the coordinator makes no introductions: " in found.says
+    assert "the coordinator makes no introductions: " in found.text
 
 
 def test_a_member_is_told_within_ten_seconds_whatever_does_not_answer() -> None:

@@ -182,7 +182,7 @@ async def test_a_relay_joins_two_legs_of_one_meeting(front: Front) -> None:
         await loop.sock_sendall(other, b"thanks")
         assert await receive_exactly(one, 6) == b"thanks"
         assert relay.carries.links == 1
-        assert len(front.kept) == 2
+        assert len(front.protected) == 2
         one.shutdown(socket.SHUT_WR)
         assert await loop.sock_recv(other, 1) == b"", "a leg ends with the other one"
         other.shutdown(socket.SHUT_WR)
@@ -389,7 +389,7 @@ async def test_what_is_neither_tls_nor_a_preamble_is_dropped(front: Front) -> No
 
 async def test_tls_goes_to_grpc_whole(place: LocalPlace) -> None:
     front = Front()
-    front.lead_to(place, tuple)
+    front.pass_tls_to(place, tuple)
     taken: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

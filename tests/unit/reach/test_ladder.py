@@ -53,16 +53,16 @@ def test_all_ways_are_tried_at_once() -> None:
 @pytest.mark.parametrize("way", [Way.DIRECT, Way.REVERSE, Way.PUNCHED])
 def test_a_caller_takes_the_first_stream_that_needs_no_relay(way: Way) -> None:
     ladder = Ladder(meet(), NOW_S)
-    assert ladder.opened(1, Way.RELAYED, NOW_S + 0.1) == []
-    assert ladder.opened(2, way, NOW_S + 0.2) == [Take(2, way)]
+    assert ladder.on_open(1, Way.RELAYED, NOW_S + 0.1) == []
+    assert ladder.on_open(2, way, NOW_S + 0.2) == [Take(2, way)]
     assert ladder.is_over
-    assert ladder.opened(3, Way.DIRECT, NOW_S + 0.3) == []
+    assert ladder.on_open(3, Way.DIRECT, NOW_S + 0.3) == []
 
 
 def test_a_relayed_stream_waits_for_a_punched_one_and_no_longer() -> None:
     ladder = Ladder(meet(), NOW_S)
-    ladder.seen(0.3)
-    assert ladder.opened(1, Way.RELAYED, NOW_S + 0.5) == []
+    ladder.on_leg_reported(0.3)
+    assert ladder.on_open(1, Way.RELAYED, NOW_S + 0.5) == []
     assert ladder.due_s == NOW_S + PATIENCE_ROUND_TRIPS * 0.3
     assert ladder.tick(ladder.due_s - 0.01) == []
     assert ladder.tick(ladder.due_s) == [Take(1, Way.RELAYED)]
@@ -70,21 +70,21 @@ def test_a_relayed_stream_waits_for_a_punched_one_and_no_longer() -> None:
 
 def test_nobody_waits_for_what_cannot_be() -> None:
     blind = Ladder(meet(may_punch=False, endpoints=()), NOW_S)
-    assert blind.opened(1, Way.RELAYED, NOW_S) == [Take(1, Way.RELAYED)]
+    assert blind.on_open(1, Way.RELAYED, NOW_S) == [Take(1, Way.RELAYED)]
     dialling = Ladder(meet(may_punch=False), NOW_S)
-    assert dialling.opened(1, Way.RELAYED, NOW_S) == []
+    assert dialling.on_open(1, Way.RELAYED, NOW_S) == []
     assert dialling.due_s == NOW_S + DIAL_PATIENCE_S < NOW_S + MIN_PATIENCE_S
     known = Ladder(meet(endpoints=()), NOW_S, hopeless=frozenset({Way.PUNCHED}))
-    assert known.seen(0.1) == []
-    assert known.opened(1, Way.RELAYED, NOW_S) == [Take(1, Way.RELAYED)]
+    assert known.on_leg_reported(0.1) == []
+    assert known.on_open(1, Way.RELAYED, NOW_S) == [Take(1, Way.RELAYED)]
 
 
 def test_a_punch_leaves_from_a_port_that_the_relay_knows() -> None:
     early = Ladder(meet(), NOW_S)
     assert early.on_punch(Punch(meeting=MEETING, address="192.0.2.2:888")) == []
-    assert early.seen(0.1) == [Connect("192.0.2.2:888")]
+    assert early.on_leg_reported(0.1) == [Connect("192.0.2.2:888")]
     late = Ladder(meet(), NOW_S)
-    assert late.seen(0.1) == []
+    assert late.on_leg_reported(0.1) == []
     assert late.on_punch(Punch(meeting=MEETING, address="192.0.2.2:888")) == [
         Connect("192.0.2.2:888")
     ]
@@ -93,33 +93,33 @@ def test_a_punch_leaves_from_a_port_that_the_relay_knows() -> None:
 def test_one_punch_is_made_whatever_is_sent() -> None:
     ladder = Ladder(meet(), NOW_S)
     punches = [Punch(meeting=MEETING, address=f"192.0.2.2:{port}") for port in (888, 889, 888)]
-    ladder.seen(0.1)
+    ladder.on_leg_reported(0.1)
     effects = [effect for punch in punches for effect in ladder.on_punch(punch)]
     assert effects == [Connect("192.0.2.2:888")]
-    assert ladder.seen(0.1) == []
+    assert ladder.on_leg_reported(0.1) == []
 
 
 def test_private_endpoints_are_dialled_last() -> None:
     house = ("192.168.1.7:7000", "192.168.1.8:7000")
     ladder = Ladder(meet(house_endpoints=house, may_punch=False), NOW_S)
     assert Dial(house[0], Way.DIRECT) not in ladder.begin()
-    assert ladder.opened(1, Way.RELAYED, NOW_S) == []
+    assert ladder.on_open(1, Way.RELAYED, NOW_S) == []
     assert ladder.due_s == NOW_S + HOUSE_AFTER_S
     assert ladder.tick(ladder.due_s - 0.01) == []
     assert ladder.tick(ladder.due_s) == [Dial(one, Way.DIRECT) for one in house]
     assert ladder.due_s == NOW_S + HOUSE_AFTER_S + DIAL_PATIENCE_S, "the relay waits for them"
     assert ladder.tick(ladder.due_s) == [Take(1, Way.RELAYED)]
     quick = Ladder(meet(house_endpoints=house), NOW_S)
-    assert quick.opened(1, Way.DIRECT, NOW_S) == [Take(1, Way.DIRECT)]
+    assert quick.on_open(1, Way.DIRECT, NOW_S) == [Take(1, Way.DIRECT)]
     assert quick.tick(NOW_S + HOUSE_AFTER_S) == []
 
 
 def test_who_was_called_takes_what_the_caller_chose() -> None:
     ladder = Ladder(meet(is_caller=False), NOW_S)
-    assert ladder.opened(1, Way.PUNCHED, NOW_S) == []
-    assert ladder.opened(2, Way.RELAYED, NOW_S) == []
+    assert ladder.on_open(1, Way.PUNCHED, NOW_S) == []
+    assert ladder.on_open(2, Way.RELAYED, NOW_S) == []
     assert ladder.tick(NOW_S + GIVE_UP_S - 1) == []
-    assert ladder.chosen(2, Way.RELAYED) == [Take(2, Way.RELAYED)]
+    assert ladder.on_chosen(2, Way.RELAYED) == [Take(2, Way.RELAYED)]
 
 
 def test_without_its_relay_it_gives_up_sooner() -> None:
@@ -127,7 +127,7 @@ def test_without_its_relay_it_gives_up_sooner() -> None:
     ladder.lost_leg()
     assert ladder.due_s == NOW_S + LEGLESS_S
     assert ladder.tick(NOW_S + LEGLESS_S - 0.1) == []
-    assert ladder.opened(1, Way.DIRECT, NOW_S + LEGLESS_S - 0.1) == [Take(1, Way.DIRECT)]
+    assert ladder.on_open(1, Way.DIRECT, NOW_S + LEGLESS_S - 0.1) == [Take(1, Way.DIRECT)]
     other = Ladder(meet(), NOW_S)
     other.lost_leg()
     (over,) = other.tick(NOW_S + LEGLESS_S)
@@ -145,8 +145,8 @@ def test_without_a_stream_it_gives_up() -> None:
 
 def test_a_relayed_stream_that_broke_meanwhile_is_not_taken() -> None:
     ladder = Ladder(meet(), NOW_S)
-    ladder.opened(1, Way.RELAYED, NOW_S)
-    ladder.closed(1)
+    ladder.on_open(1, Way.RELAYED, NOW_S)
+    ladder.on_closed(1)
     assert ladder.tick(NOW_S + MIN_PATIENCE_S) == []
 
 
@@ -174,13 +174,13 @@ def test_whatever_happens_it_ends_once_and_in_time(
         now_s += gap_s
         match name:
             case "opened":
-                effects = ladder.opened(given_[0], given_[1], now_s)
+                effects = ladder.on_open(given_[0], given_[1], now_s)
             case "chosen":
-                effects = ladder.chosen(given_[0], given_[1])
+                effects = ladder.on_chosen(given_[0], given_[1])
             case "closed":
-                effects = ladder.closed(given_[0])
+                effects = ladder.on_closed(given_[0])
             case "seen":
-                effects = ladder.seen(given_[0])
+                effects = ladder.on_leg_reported(given_[0])
             case "told":
                 effects = ladder.on_punch(Punch(meeting=MEETING, address="192.0.2.2:888"))
             case "lost":

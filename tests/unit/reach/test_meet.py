@@ -13,9 +13,9 @@ import pytest
 
 from swarm_ft import systems
 from swarm_ft.clock import SystemClock
-from swarm_ft.coordinator.facts.ways import pair_of
+from swarm_ft.coordinator.facts.connectivity import pair_of
 from swarm_ft.coordinator.meetings import Introductions
-from swarm_ft.coordinator.relays import Relaying
+from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.identity.certificates import key_name
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import Role
@@ -94,7 +94,7 @@ async def hub() -> AsyncIterator[Hub]:
     server = await transport.serve("127.0.0.1", 0, introductions.handlers())
     probe = await transport.front.listen("127.0.0.1", 0)
     place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
-    introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
+    introductions.relays.set_own_relay(lambda: ConnectedRelay(place=place, carries=relay.carries))
     relay.on_leg(introductions.relays.own_leg)
     yield Hub(server.endpoint, introductions, relay)
     await server.stop()
@@ -119,7 +119,7 @@ async def member(hub: Hub, role: Role, *, is_open: bool) -> AsyncIterator[Member
     server = await transport.serve("127.0.0.1", 0, {STATUS: status})
     transport.start((server.endpoint,) if is_open else ())
     try:
-        await transport.joined()
+        await transport.wait_joined()
         yield Member(key_name(credentials.certificate), transport, callers, shape)
     finally:
         await server.stop()

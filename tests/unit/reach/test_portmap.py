@@ -16,7 +16,7 @@ import pytest
 
 from swarm_ft.clock import SystemClock
 from swarm_ft.reach import portmap
-from swarm_ft.reach.portmap import ask_nat_pmp, default_gateway, mapped, router_address
+from swarm_ft.reach.portmap import default_gateway, map_port, request_mapping, router_address
 from swarm_ft.reach.transport import HomeTransport
 from tests.members import OneMember
 
@@ -61,7 +61,7 @@ async def gateway(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
 
 
 async def test_a_port_is_mapped_as_long_as_it_is_wanted(gateway: Gateway) -> None:
-    async with mapped(7001, "127.0.0.1") as endpoint:
+    async with map_port(7001, "127.0.0.1") as endpoint:
         assert endpoint == f"{OUTSIDE}:4321"
     assert gateway.lifetimes == [portmap.LIFETIME_S, 0]
 
@@ -93,7 +93,7 @@ async def test_a_port_that_upnp_mapped_is_let_go_of(
 ) -> None:
     monkeypatch.setitem(sys.modules, "miniupnpc", SimpleNamespace(UPnP=UPnP, __spec__=object()))
     gateway.result = 2  # it does not do it by NAT-PMP
-    async with mapped(7001, "127.0.0.1") as endpoint:
+    async with map_port(7001, "127.0.0.1") as endpoint:
         assert endpoint == f"{OUTSIDE}:7001"
         assert UPnP.mapped == {7001}
     assert not UPnP.mapped
@@ -117,14 +117,14 @@ async def test_a_member_that_ends_leaves_no_port_mapped(
 
 async def test_a_question_that_was_lost_is_asked_again(gateway: Gateway) -> None:
     gateway.silent = 2
-    assert (await ask_nat_pmp("127.0.0.1", 7001)).endpoint == f"{OUTSIDE}:4321"
+    assert (await request_mapping("127.0.0.1", 7001)).endpoint == f"{OUTSIDE}:4321"
 
 
 async def test_a_mapping_is_renewed_before_it_ends(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(portmap, "RENEWED_AT", 0.0)
-    async with mapped(7001, "127.0.0.1"):
+    async with map_port(7001, "127.0.0.1"):
         await gateway.enough.wait()
 
 
@@ -136,7 +136,7 @@ async def test_a_router_that_maps_none_is_no_trouble(
 
     monkeypatch.setattr(portmap, "_ask_upnp", refuses)
     gateway.result = 2
-    async with mapped(7001, "127.0.0.1") as endpoint:
+    async with map_port(7001, "127.0.0.1") as endpoint:
         assert endpoint is None
 
 

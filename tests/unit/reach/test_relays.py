@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from swarm_ft.clock import SystemClock
-from swarm_ft.coordinator.facts.ways import pair_of
+from swarm_ft.coordinator.facts.connectivity import pair_of
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.errors import NotAllowed, Unavailable
 from swarm_ft.identity.certificates import key_name
@@ -22,7 +22,7 @@ from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
 from swarm_ft.protocol.messages.meeting import LegSeen, RelayHello, Way
 from swarm_ft.protocol.spec.bounds import host_of
 from swarm_ft.reach.front import Front
-from swarm_ft.reach.relay import IDLE_S, Attendance, Relay, RelayLimits
+from swarm_ft.reach.relay import IDLE_S, CoordinatorStream, Relay, RelayLimits
 from swarm_ft.reach.transport import FrontedTransport, HomeTransport
 from swarm_ft.reach.tunnels import BETTER_AFTER_S
 from swarm_ft.transport.base import MessageStream, Server, call
@@ -114,7 +114,7 @@ class Process:
 
 async def serve(hub: Hub, limits: RelayLimits | None = None) -> Process:
     stack, front = AsyncExitStack(), Front()
-    attendance = Attendance(grpc_of(SWARM.member(Role.RELAY)), hub.find, Random(2))
+    attendance = CoordinatorStream(grpc_of(SWARM.member(Role.RELAY)), hub.find, Random(2))
     relay = Relay(front, attendance.key, limits, attendance.unix_s)
     with pytest.raises(Unavailable, match="no coordinator"):
         attendance.key()
@@ -160,7 +160,7 @@ async def member(
     server = await transport.serve("127.0.0.1", 0, {STATUS: status})
     transport.start()
     try:
-        await transport.joined()
+        await transport.wait_joined()
         yield Member(key_name(credentials.certificate), server.endpoint, transport)
     finally:
         await server.stop()
@@ -214,12 +214,12 @@ async def test_a_pair_leaves_its_relay_for_a_better_way(hub: Hub) -> None:
         stack.push_async_callback(channel.close)
         await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
         assert ways == {pair_of(caller.name, callee.name): Way.RELAYED}
-        callee.transport.also_at(callee.endpoint)  # as if its router mapped a port by now
+        callee.transport.add_endpoint(callee.endpoint)  # as if its router mapped a port by now
         await until(lambda: Way.DIRECT in ways.values())
         assert relay.carries.links, "what is in use stays"
 
         def moved() -> bool:
-            caller.transport.at_rest()
+            caller.transport.upgrade_links()
             return not relay.carries.links
 
         await until(moved)
@@ -273,7 +273,7 @@ async def test_a_relay_that_is_full_says_so(hub: Hub) -> None:
 
 
 async def test_who_has_no_relays_invitation_is_told_so(hub: Hub) -> None:
-    attendance = Attendance(grpc_of(SWARM.member(Role.PEER)), hub.find, Random(2))
+    attendance = CoordinatorStream(grpc_of(SWARM.member(Role.PEER)), hub.find, Random(2))
     hello = RelayHello(endpoint="127.0.0.1:1", probe_endpoint="127.0.0.1:2")
     with pytest.raises(NotAllowed, match="expected a call by a relay"):
         await attendance.run(Relay(Front(), attendance.key), hello)
@@ -284,7 +284,7 @@ async def test_a_relay_goes_by_the_coordinators_clock(
 ) -> None:
     there = SimpleNamespace(time=lambda: 1e6)
     monkeypatch.setattr("swarm_ft.coordinator.relays.time", there)
-    attendance = Attendance(grpc_of(SWARM.member(Role.RELAY)), hub.find, Random(2))
+    attendance = CoordinatorStream(grpc_of(SWARM.member(Role.RELAY)), hub.find, Random(2))
     hello = RelayHello(endpoint="127.0.0.1:1", probe_endpoint="127.0.0.1:2")
     running = asyncio.create_task(attendance.run(Relay(Front(), attendance.key), hello))
     await attendance.welcomed

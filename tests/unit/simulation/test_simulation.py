@@ -15,8 +15,8 @@ from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.trace import TraceEvents
 from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.state import Run
-from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan import steps
 from swarm_ft.errors import RunFailed
 from swarm_ft.ids import MicrobatchIndex, RunId
@@ -283,7 +283,7 @@ def patch_plans(monkeypatch: pytest.MonkeyPatch, altered: Callable[[PlanStep], P
     """Let the coordinator plan `altered(plan)` instead of `plan`."""
     plan_step = steps.plan_step
 
-    def planned(run: Run, now_s: float, ways: Ways) -> tuple[Run, PlanStep]:
+    def planned(run: Run, now_s: float, ways: Connectivity) -> tuple[Run, PlanStep]:
         run, plan = plan_step(run, now_s, ways)
         return run, altered(plan)
 

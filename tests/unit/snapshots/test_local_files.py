@@ -29,7 +29,7 @@ def listed(data: bytes = DATA) -> ChunkList:
 def test_a_file_is_read_as_it_was_written(tmp_path: Path, files: LocalFiles, data: bytes) -> None:
     path = tmp_path / "file"
     files.write(path, data)
-    with files.reading(path) as plain:
+    with files.open_plain(path) as plain:
         assert plain.read_bytes() == data
     assert files.read(path) == data
     assert files.list_chunks(path) == listed(data)
@@ -52,7 +52,7 @@ def test_chunks_come_in_any_order_and_are_found_again(tmp_path: Path, files: Loc
     assert files.make_room(path, chunks) == [1]
     files.write_chunk(path, 0, DATA[:CHUNK_BYTES])
     assert files.make_room(path, chunks) == [0, 1]
-    with files.reading(path) as plain:
+    with files.open_plain(path) as plain:
         assert plain.read_bytes() == DATA
 
 
@@ -61,7 +61,7 @@ def test_who_has_the_key_reads_both_kinds(tmp_path: Path) -> None:
     assert not reader.seals
     for writer in (PLAIN, SEALED):
         writer.write(tmp_path / "file", DATA)
-        with reader.reading(tmp_path / "file") as plain:
+        with reader.open_plain(tmp_path / "file") as plain:
             assert plain.read_bytes() == DATA
 
 
@@ -69,7 +69,7 @@ def test_who_has_the_key_reads_both_kinds(tmp_path: Path) -> None:
 def test_who_has_it_not_reads_nothing(tmp_path: Path, reader: LocalFiles) -> None:
     path = tmp_path / "file"
     SEALED.write(path, DATA)
-    with pytest.raises(BadSnapshot, match=r"encrypted|not sealed here"), reader.reading(path):
+    with pytest.raises(BadSnapshot, match=r"encrypted|not sealed here"), reader.open_plain(path):
         pass
     with pytest.raises(BadSnapshot, match=r"encrypted|not sealed here"):
         reader.read(path)
@@ -82,7 +82,7 @@ def test_what_was_altered_is_noticed(tmp_path: Path, place: int) -> None:
     spoiled = bytearray(path.read_bytes())
     spoiled[place] ^= 1
     path.write_bytes(spoiled)
-    with pytest.raises(BadSnapshot, match="not sealed here"), SEALED.reading(path):
+    with pytest.raises(BadSnapshot, match="not sealed here"), SEALED.open_plain(path):
         pass
     with pytest.raises(OSError, match="not sealed here"):
         SEALED.list_chunks(path)

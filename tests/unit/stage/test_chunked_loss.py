@@ -18,10 +18,10 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, TaskKind
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 from swarm_ft.stage import chunked_loss, weight_products
+from swarm_ft.stage.activation_memory import LiveBytes
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.chunked_loss import Chunks
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.stage.held import LiveBytes
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.weight_products import DeferredLinears
 from tests.families import small_config

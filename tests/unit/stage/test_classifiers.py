@@ -35,8 +35,8 @@ from swarm_ft.protocol.spec.sample_rows import (
     NO_LABEL,
     SECOND,
     Words,
-    filled_up,
-    labelled,
+    label_tokens,
+    pad_rows,
     samples_in,
 )
 from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
@@ -115,7 +115,7 @@ def rows_for(kind: TaskKind, seed: int = 3, count: int = 11) -> Words:
             labels = np.where(rng.random(length) < 0.6, rng.integers(0, 3, length), labels)
         ids = rng.integers(PAD + 1, VOCAB_SIZE, length)
         is_second = np.arange(length) * (number % 2) > length // 3
-        rows.append(filled_up(labelled(ids, labels, is_second), SEQ_LENGTH))
+        rows.append(pad_rows(label_tokens(ids, labels, is_second), SEQ_LENGTH))
     return np.concatenate(rows)
 
 
@@ -357,7 +357,8 @@ def test_what_pads_a_sample_changes_nothing_of_it(
 def test_two_texts_are_not_one(make_train_spec: MakeTrainSpec, tmp_path: Path) -> None:
     labels = [NO_LABEL] * 5 + [1]
     one, two = (
-        filled_up(labelled(range(2, 8), labels, np.arange(6) >= cut), SEQ_LENGTH) for cut in (9, 3)
+        pad_rows(label_tokens(range(2, 8), labels, np.arange(6) >= cut), SEQ_LENGTH)
+        for cut in (9, 3)
     )
     tells = {"bert": True, "deberta-v2": True, "deberta-v3": False, "roberta": False, "gpt2": False}
     for family, is_told in tells.items():

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from swarm_ft.protocol.spec.run_spec import Adapter, Dtype
 from swarm_ft.stage.checkpoint import open_checkpoint
-from swarm_ft.stage.conversion import as_published, stored_as
-from swarm_ft.stage.stored import PIECE_BYTES, file_pieces
+from swarm_ft.stage.conversion import cast_for_storage, to_published
+from swarm_ft.stage.tensor_files import PIECE_BYTES, file_pieces
 from tests.families import small_config
 from tests.unit.stage.conftest import CONFIGS, MakePipeline, MakeTrainSpec, Pipeline
 
@@ -76,9 +76,9 @@ def test_what_is_made_of_one_block_is_gone_before_the_next_one(
         if not any(one.is_meta for one in tensors.values()):
             projections = {name: one for name, one in tensors.items() if "_proj" in name}
             made.extend(map(weakref.ref, projections.values()))
-        return as_published(model, tensors)
+        return to_published(model, tensors)
 
-    monkeypatch.setattr("swarm_ft.stage.weights.as_published", counted)
+    monkeypatch.setattr("swarm_ft.stage.weights.to_published", counted)
     exported = load(b"".join(stage.export()))
     assert len(made) == sum("_proj" in name for name in exported) > 7
 
@@ -133,9 +133,9 @@ def test_what_transformers_keeps_in_float32_stays_so() -> None:
         model = AutoModelForCausalLM.from_config(small_config("deepseek_v3"))
     bias = "model.layers.1.mlp.gate.e_score_correction_bias"
     one = torch.randn(4)
-    assert stored_as(model, bias, one, torch.bfloat16).dtype == torch.float32
-    assert stored_as(model, f"{bias}_not", one, torch.bfloat16).dtype == torch.bfloat16
-    assert stored_as(model, "count", torch.arange(3), torch.bfloat16).dtype == torch.int64
+    assert cast_for_storage(model, bias, one, torch.bfloat16).dtype == torch.float32
+    assert cast_for_storage(model, f"{bias}_not", one, torch.bfloat16).dtype == torch.bfloat16
+    assert cast_for_storage(model, "count", torch.arange(3), torch.bfloat16).dtype == torch.int64
 
 
 def test_adapters_are_float32_whatever_is_asked(make_pipeline: MakePipeline) -> None:

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from swarm_ft.ids import MicrobatchIndex, StepNumber
+from swarm_ft.stage.activation_memory import MicrobatchMemory, Storages
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.stage.held import HeldBytes, Storages
 from tests.unit.stage.conftest import MakePipeline
 
 FLOAT = 4
@@ -35,7 +35,7 @@ def test_views_of_the_same_memory_count_once() -> None:
 def test_what_a_forward_saves_counts_but_for_weights() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     x = torch.ones(2, 3, 4, requires_grad=True)
-    held = HeldBytes()
+    held = MicrobatchMemory()
     with held.measuring(x, but=module) as storages:
         storages.add(module(x))
     # The layer saves its input, the ReLU its output, which is the output that is held.
@@ -45,7 +45,7 @@ def test_what_a_forward_saves_counts_but_for_weights() -> None:
 def test_what_was_saved_for_nothing_does_not_count() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
     x = torch.ones(2, 3, 4, requires_grad=True)
-    held = HeldBytes()
+    held = MicrobatchMemory()
     with held.measuring(x, but=module) as storages:
         length = module(torch.ones(100, 4)).norm().detach()
         y = module(x) * length
@@ -58,7 +58,7 @@ def test_what_is_saved_is_what_autograd_computes_with() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
     x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
     gradients = []
-    for held in (HeldBytes(), None):
+    for held in (MicrobatchMemory(), None):
         own = x.clone().requires_grad_()
         if held is None:
             y = module(own)
@@ -71,7 +71,7 @@ def test_what_is_saved_is_what_autograd_computes_with() -> None:
 
 def test_only_larger_microbatches_are_measured_again() -> None:
     module = nn.Linear(4, 8)
-    held = HeldBytes()
+    held = MicrobatchMemory()
     seen = []
     for samples in (2, 1, 2, 3):
         x = torch.ones(samples, 5, 4, requires_grad=True)
@@ -88,7 +88,7 @@ def test_a_stage_knows_what_a_microbatch_holds_once_it_had_one(stage: StageEngin
     after_forward = stage.microbatch_bytes
     assert after_forward > 2 * 2 * y.nbytes, "as of a whole microbatch, of two samples"
     stage.backward(MICROBATCH, torch.ones_like(y))
-    left = Storages.of(t for p in stage.open_step.left[MICROBATCH] for t in p.tensors).num_bytes
+    left = Storages.of(t for p in stage.open_step.products[MICROBATCH] for t in p.tensors).num_bytes
     assert stage.microbatch_bytes == max(after_forward, 2 * left)
     stage.weight_gradients(MICROBATCH)
     stage.forward(MicrobatchIndex(1), hidden(2))

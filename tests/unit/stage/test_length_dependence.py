@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.protocol.spec.sample_rows import Words, filled_up, samples_in, words_of
+from swarm_ft.protocol.spec.sample_rows import Words, pad_rows, samples_in, words_of
 from swarm_ft.stage.checkpoint import open_checkpoint
 from tests.unit.stage.conftest import (
     VOCAB_SIZE,
@@ -89,7 +89,7 @@ LENGTHS = (20, 3, 14, LIMIT, 23, 5, LIMIT + 1, 14)
 def rows() -> Words:
     rng = np.random.default_rng(5)
     ids = (rng.integers(1, VOCAB_SIZE, length) for length in LENGTHS)
-    return np.concatenate([filled_up(words_of(one), SEQ_LENGTH) for one in ids])
+    return np.concatenate([pad_rows(words_of(one), SEQ_LENGTH) for one in ids])
 
 
 def pipeline_of(source: Path, make_train_spec: MakeTrainSpec, **changes: Any) -> Pipeline:

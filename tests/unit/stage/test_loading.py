@@ -26,7 +26,7 @@ from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import TaskKind, TrainOptions
 from swarm_ft.stage.checkpoint import open_checkpoint
-from swarm_ft.stage.stored import PIECE_BYTES, StoredFile, pieces_of
+from swarm_ft.stage.tensor_files import PIECE_BYTES, StoredFile, pieces_of
 from tests.states import tensor_digest
 from tests.unit.stage.conftest import save_random_model
 

@@ -18,7 +18,7 @@ def step() -> TextStep:
     for microbatch in map(MicrobatchIndex, range(2)):
         assert step.graph_of(microbatch) == f"graph {microbatch}"
         del step.graphs[microbatch]
-        step.left[microbatch] = f"left {microbatch}"
+        step.products[microbatch] = f"left {microbatch}"
     assert step.count(MicrobatchIndex(0)) == "left 0"
     return step
 

@@ -14,8 +14,8 @@ from swarm_ft.errors import BadSnapshot
 from swarm_ft.protocol.spec.bounds import MAX_FACTOR, MAX_SCALAR
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Adapter, Optim
-from swarm_ft.stage.device import summed
-from swarm_ft.stage.eight_bits import BLOCK, decoded, encoded, num_scales
+from swarm_ft.stage.device import sum_in_order
+from swarm_ft.stage.eight_bits import BLOCK, decode, encode, num_scales
 from swarm_ft.stage.optimizers import kind_of
 from tests.states import state_digest
 from tests.unit.stage.conftest import MakePipeline, Pipeline
@@ -35,10 +35,10 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 100])
 def test_a_sum_has_one_order_whatever_lies_beside_it(count: int) -> None:
     values = drawn(5, count)
-    both = summed(values, 1)
+    both = sum_in_order(values, 1)
     assert torch.allclose(both, values.sum(1, keepdim=True), atol=1e-5)
-    assert torch.equal(both[2:3], summed(values[2:3], 1))
-    assert torch.equal(both, summed(values.t(), 0).t())
+    assert torch.equal(both[2:3], sum_in_order(values[2:3], 1))
+    assert torch.equal(both, sum_in_order(values.t(), 0).t())
 
 
 @pytest.mark.parametrize("optim", TORCHS)
@@ -46,7 +46,7 @@ def test_steps_are_torchs(optim: Optim) -> None:
     shapes = [(6, 10), (9,), (3, 4, 5)]
     ours = [nn.Parameter(drawn(*shape)) for shape in shapes]
     theirs = [nn.Parameter(one.detach().clone()) for one in ours]
-    own = kind_of(optim).over(ours, weight_decay=0.1)
+    own = kind_of(optim).create(ours, weight_decay=0.1)
     groups = [
         {"params": [one for one in theirs if one.ndim > 1], "weight_decay": 0.1},
         {"params": [one for one in theirs if one.ndim == 1], "weight_decay": 0.0},
@@ -66,7 +66,7 @@ def test_steps_are_torchs(optim: Optim) -> None:
 
 def stepped(optim: Optim, start: Tensor, gradients: list[Tensor], lr: float = 0.01) -> Tensor:
     weight = nn.Parameter(start.clone())
-    own = kind_of(optim).over([weight], weight_decay=0.1)
+    own = kind_of(optim).create([weight], weight_decay=0.1)
     own.param_groups[0]["lr"] = lr
     for gradient in gradients:
         weight.grad = gradient.clone()
@@ -110,9 +110,9 @@ FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
 @given(st.lists(FLOATS, min_size=1, max_size=600), st.booleans())
 def test_values_in_8_bits_have_the_nearest_code(listed: list[float], signed: bool) -> None:
     values = torch.tensor(listed) if signed else torch.tensor(listed).abs()
-    codes, scales = encoded(values, signed=signed)
+    codes, scales = encode(values, signed=signed)
     assert (len(codes), len(scales)) == (len(values), num_scales(len(values)))
-    told = decoded(codes, scales, signed=signed)
+    told = decode(codes, scales, signed=signed)
     all_codes = torch.arange(256, dtype=torch.uint8)
     for block, near, scale in zip(
         torch.split(values.double(), BLOCK),
@@ -120,7 +120,7 @@ def test_values_in_8_bits_have_the_nearest_code(listed: list[float], signed: boo
         scales,
         strict=True,
     ):
-        choices = decoded(all_codes, scale[None], signed=signed).double()
+        choices = decode(all_codes, scale[None], signed=signed).double()
         least = (choices[None] - block[:, None]).abs().amin(1)
         is_nearest = (near - block).abs() <= least + 1e-6 * block.abs()
         # But what has no sign is never rounded down to 0, which optimizers divide by.
@@ -131,8 +131,8 @@ def test_values_in_8_bits_have_the_nearest_code(listed: list[float], signed: boo
 def test_what_is_0_or_the_largest_stays_so_in_8_bits() -> None:
     values = torch.tensor([0.0, 3.0, 0.0] + [0.0] * 300)
     for signed in (True, False):
-        codes, scales = encoded(values, signed=signed)
-        assert torch.equal(decoded(codes, scales, signed=signed), values)
+        codes, scales = encode(values, signed=signed)
+        assert torch.equal(decode(codes, scales, signed=signed), values)
 
 
 @pytest.mark.parametrize("optim", OTHERS)
@@ -170,7 +170,7 @@ def test_a_stage_counts_what_its_optimizer_keeps(
     state = {name: one for name, one in middle.state().items() if one.ndim}
     gradients = sum(one.nbytes for one in middle.weights.module.trainable().values())
     assert middle.state_bytes == gradients + sum(one.nbytes for one in state.values())
-    planned = pipeline.spec.held_bytes(LayerRange(1, 2))
+    planned = pipeline.spec.memory_bytes(LayerRange(1, 2))
     assert middle.state_bytes == pytest.approx(planned, rel=0.1)
 
 
@@ -195,7 +195,7 @@ def test_no_number_that_a_job_may_have_makes_an_optimizer_raise(
     optim: Optim, learning_rate: float, weight_decay: float, scale: float
 ) -> None:
     weights = [nn.Parameter(drawn(6, 10)), nn.Parameter(drawn(9)), nn.Parameter(drawn(80, 70))]
-    own = kind_of(optim).over(weights, weight_decay=weight_decay)
+    own = kind_of(optim).create(weights, weight_decay=weight_decay)
     for group in own.param_groups:
         group["lr"] = learning_rate
     for _ in range(3):

@@ -18,14 +18,14 @@ from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.sample_rows import (
     Words,
     counts_of,
-    filled_up,
-    joined,
+    join_documents,
+    pad_rows,
     samples_in,
     words_of,
 )
 from swarm_ft.stage import module
 from swarm_ft.stage.checkpoint import open_checkpoint
-from swarm_ft.stage.packed import groups_of, positions_in, put_back
+from swarm_ft.stage.document_packing import groups_of, positions_in, scatter_outputs
 from tests.families import small_config
 from tests.unit.stage.conftest import (
     VOCAB_SIZE,
@@ -91,8 +91,8 @@ def made(lengths: Sequence[Sequence[int]] = LENGTHS) -> tuple[list[Words], list[
     """Samples of several documents, and a sample for each of them."""
     random = np.random.default_rng(3)
     documents = [[document(random, length) for length in of_one] for of_one in lengths]
-    packed = np.concatenate([filled_up(joined(of_one), LENGTH) for of_one in documents])
-    alone = [filled_up(one, LENGTH) for of_one in documents for one in of_one]
+    packed = np.concatenate([pad_rows(join_documents(of_one), LENGTH) for of_one in documents])
+    alone = [pad_rows(one, LENGTH) for of_one in documents for one in of_one]
     return [packed], alone
 
 
@@ -114,7 +114,7 @@ class Trained:
     ) -> None:
         pipeline = Pipeline(open_checkpoint(str(source)), train, num_stages, torch.float32)
         modules = [stage.weights.module for stage in pipeline.stages]
-        for part in (part for one in modules for part in one.causal.modules()):
+        for part in (part for one in modules for part in one.model.modules()):
             if attention is not None and isinstance(part, PreTrainedModel):
                 part.set_attn_implementation(attention)
         num_targets = sum(counts_of(rows).num_targets for rows in batches)
@@ -195,7 +195,7 @@ def test_no_token_of_a_document_reaches_another(tmp_path: Path, train: TrainSpec
     outputs = []
     for seed in (1, 2):
         random = np.random.default_rng(seed)
-        rows = filled_up(joined([document(random, 10), words_of(range(1, 13))]), LENGTH)
+        rows = pad_rows(join_documents([document(random, 10), words_of(range(1, 13))]), LENGTH)
         pipeline = Pipeline(open_checkpoint(str(source)), train, 2, torch.float32)
         tokens = torch.from_numpy(samples_in(rows).token_ids)
         outputs.append(pipeline.stages[0].infer(tokens, lengths_of(rows)))
@@ -239,10 +239,10 @@ def test_groups_hold_all_documents_with_little_padding() -> None:
     lengths: list[int | tuple[int, ...]] = [(40, 3, 2), (2,) * 20, 45, (30, 9, 5)]
     groups = groups_of(lengths, 50)
     x = torch.randn(4, 50, 3)
-    taken = [group.taken_from(x) for group in groups]
+    taken = [group.gather(x) for group in groups]
     tokens = sum(sum(one) if isinstance(one, tuple) else one for one in lengths)
     assert tokens <= sum(one.shape[:2].numel() for one in taken) <= 2 * tokens
-    again = put_back(groups, taken, torch.Size((4, 50)))
+    again = scatter_outputs(groups, taken, torch.Size((4, 50)))
     for row, length in enumerate((45, 40, 45, 44)):
         assert torch.equal(again[row, :length], x[row, :length])
         assert not again[row, length:].any()
@@ -254,7 +254,7 @@ def test_long_samples_need_no_mask(
     """A mask grows with the square of a sample's length, its documents do not."""
     source, (packed, alone) = source_of("llama", tmp_path), made()
     monkeypatch.setattr(module, "MASKED_TOKENS", LENGTH - 1)
-    monkeypatch.setattr(module, "together", None)
+    monkeypatch.setattr(module, "compute_packed", None)
     assert_same(Trained(source, train, packed), Trained(source, train, alone))
 
 

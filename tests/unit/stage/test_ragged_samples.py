@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.run_spec import TrainSpec
-from swarm_ft.protocol.spec.sample_rows import Words, counts_of, filled_up, samples_in, words_of
+from swarm_ft.protocol.spec.sample_rows import Words, counts_of, pad_rows, samples_in, words_of
 from swarm_ft.stage.checkpoint import open_checkpoint
 from tests.families import small_config
 from tests.unit.stage.conftest import (
@@ -37,7 +37,7 @@ def rows_of(lengths: tuple[int, ...], seed: int) -> Words:
     """The first third of each is a prompt."""
     random = np.random.default_rng(seed)
     rows = [
-        filled_up(words_of(random.integers(1, VOCAB_SIZE, n), np.arange(n) >= n // 3), SEQ_LENGTH)
+        pad_rows(words_of(random.integers(1, VOCAB_SIZE, n), np.arange(n) >= n // 3), SEQ_LENGTH)
         for n in lengths
     ]
     return np.concatenate(rows)

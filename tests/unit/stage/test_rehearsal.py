@@ -16,11 +16,11 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, Optim, RunSpec, TaskKind
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 from swarm_ft.stage import chunked_loss
+from swarm_ft.stage.activation_memory import LiveBytes
 from swarm_ft.stage.adapters import with_adapters
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.stage.held import LiveBytes
-from swarm_ft.stage.rehearsal import CPU, StageMemory, rehearsed
+from swarm_ft.stage.rehearsal import CPU, StageMemory, rehearse_stage
 from tests.families import small_config
 from tests.unit.stage.conftest import MakeModel, MakeTrainSpec, save_random_model
 
@@ -109,7 +109,7 @@ def test_whatever_trains_and_however_it_is_held(
     make_model: MakeModel, make_train_spec: MakeTrainSpec, method: str, layers: LayerRange
 ) -> None:
     checkpoint, spec = job(make_model("gpt2-tied"), make_train_spec(**METHODS[method]))
-    check(rehearsed(checkpoint, spec, layers), trained(checkpoint, spec, layers))
+    check(rehearse_stage(checkpoint, spec, layers), trained(checkpoint, spec, layers))
 
 
 @pytest.mark.parametrize("method", ["all", "lora", "recomputed", "tokens' classes"])
@@ -121,7 +121,7 @@ def test_a_loss_in_several_chunks(
 ) -> None:
     monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 2000)
     checkpoint, spec = job(make_model("gpt2-tied"), make_train_spec(**METHODS[method]))
-    check(rehearsed(checkpoint, spec, LAST), trained(checkpoint, spec, LAST))
+    check(rehearse_stage(checkpoint, spec, LAST), trained(checkpoint, spec, LAST))
 
 
 @pytest.mark.parametrize("method", ["all", "4 bits"])
@@ -131,7 +131,7 @@ def test_of_every_kind_of_block(
 ) -> None:
     source = save_random_model(small_config(family), tmp_path)
     checkpoint, spec = job(source, make_train_spec(**METHODS[method]))
-    check(rehearsed(checkpoint, spec, MIDDLE), trained(checkpoint, spec, MIDDLE))
+    check(rehearse_stage(checkpoint, spec, MIDDLE), trained(checkpoint, spec, MIDDLE))
 
 
 @pytest.mark.parametrize("family", ["llama", "bamba"])
@@ -164,7 +164,7 @@ def test_with_both_ends_that_stay_tied(
     for tied in ({"sync_tied_embeddings": True}, LORA):
         checkpoint, spec = job(source, make_train_spec(**tied))
         whole = LayerRange(0, 4)
-        check(rehearsed(checkpoint, spec, whole), trained(checkpoint, spec, whole))
+        check(rehearse_stage(checkpoint, spec, whole), trained(checkpoint, spec, whole))
 
 
 def test_no_weight_is_read_and_none_is_made(
@@ -172,7 +172,7 @@ def test_no_weight_is_read_and_none_is_made(
 ) -> None:
     checkpoint, spec = job(make_model("llama"), make_train_spec())
     monkeypatch.setattr(Checkpoint, "load", None)
-    assert rehearsed(checkpoint, spec, MIDDLE) is not None
+    assert rehearse_stage(checkpoint, spec, MIDDLE) is not None
     assert torch.zeros(2).tolist() == [0.0, 0.0]  # tensors have values again
 
 
@@ -181,7 +181,7 @@ def test_of_code_that_asks_for_values_nothing_is_said(
 ) -> None:
     checkpoint, spec = job(make_model("llama"), make_train_spec())
     monkeypatch.setattr(LlamaMLP, "forward", lambda _, x: x * len(x.unique()))
-    assert rehearsed(checkpoint, spec, MIDDLE) is None
+    assert rehearse_stage(checkpoint, spec, MIDDLE) is None
     assert torch.zeros(2).tolist() == [0.0, 0.0]
 
 

@@ -187,7 +187,7 @@ def test_what_a_stage_in_the_middle_holds_is_what_the_spec_says(
         weight.numel() for weight in shared_in(pipeline)[0].values()
     )
     for stage in pipeline.stages[1:3]:
-        assert stage.state_bytes == pipeline.spec.held_bytes(stage.layers)
+        assert stage.state_bytes == pipeline.spec.memory_bytes(stage.layers)
 
 
 def test_every_stage_checks_them(make_train_spec: MakeTrainSpec, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, CLIPConfig, GPT2LMHea
 from swarm_ft.errors import BadLayers, BadModel, ModelDiffers, NonFiniteWeights, RunMismatch
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec
-from swarm_ft.stage import stored
+from swarm_ft.stage import tensor_files
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 from swarm_ft.stage.module import StageModule
 from tests.unit.stage.conftest import MakeModel
@@ -283,7 +283,7 @@ def with_value(tensor: torch.Tensor, value: float) -> torch.Tensor:
 def described_as_it_is(checkpoint: Checkpoint) -> ModelSpec:
     """What a client says of a model that does not mind what is in it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored, "_all_finite", lambda piece: True)
+        patch.setattr(tensor_files, "_all_finite", lambda piece: True)
         return checkpoint.describe()
 
 

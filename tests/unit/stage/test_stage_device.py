@@ -10,9 +10,9 @@ import torch
 from swarm_ft import systems
 from swarm_ft.errors import BadOption
 from swarm_ft.stage.device import (
-    drawing_apart,
     free_memory_bytes,
     pick_device,
+    preserve_rng,
     shares_memory,
     synchronise,
 )
@@ -117,7 +117,7 @@ def test_memory_that_nobody_tells_has_to_be_given(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_apple_gpus_generator_is_put_back_too(apple: list[str]) -> None:
-    with drawing_apart(torch.device("mps")):
+    with preserve_rng(torch.device("mps")):
         torch.manual_seed(1)
         assert not apple
     synchronise(torch.device("mps"))
@@ -127,6 +127,6 @@ def test_an_apple_gpus_generator_is_put_back_too(apple: list[str]) -> None:
 def test_generators_are_put_back() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    with drawing_apart(torch.device("cpu")):
+    with preserve_rng(torch.device("cpu")):
         torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)

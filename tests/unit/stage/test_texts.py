@@ -18,7 +18,7 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.base import Text
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.stage.kept import bytes_in
+from swarm_ft.stage.kv_cache import bytes_in
 from tests.families import VOCAB_SIZE, small_config
 from tests.unit.stage.conftest import MakeTrainSpec, save_random_model
 from tests.unit.stage.test_families import ALL, OTHERS

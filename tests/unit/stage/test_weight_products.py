@@ -18,8 +18,8 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.training_plan import step_microbatches
 from swarm_ft.stage import weight_products
+from swarm_ft.stage.activation_memory import LiveBytes
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.stage.held import LiveBytes
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.weight_products import DeferredLinears, WeightProduct
 from tests.unit.stage.conftest import CONFIGS, SEQ_LENGTH, MakePipeline, Pipeline
@@ -204,7 +204,7 @@ def test_beginning_again_drops_what_was_left(pair: list[StageEngine], samples: T
 
 
 def test_what_a_microbatch_left_is_freed_with_its_weights(pair: list[StageEngine]) -> None:
-    left = [weakref.ref(t) for p in pair[0].open_step.left[MICROBATCH] for t in p.tensors]
+    left = [weakref.ref(t) for p in pair[0].open_step.products[MICROBATCH] for t in p.tensors]
     assert left
     gc.collect()
     assert all(ref() is not None for ref in left)

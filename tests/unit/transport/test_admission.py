@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.transport.admission import YOUNG_S, Incoming, address_of, surplus
+from swarm_ft.transport.admission import YOUNG_S, Incoming, address_of, connections_to_drop
 
 NOW_S = 100.0
 
@@ -20,7 +20,7 @@ connections = st.lists(
 
 
 def too_many(present: list[Incoming], per_address: int = 3, wanted: int = 5) -> list[Incoming]:
-    return surplus(present, NOW_S, per_address=per_address, wanted=wanted)
+    return connections_to_drop(present, NOW_S, per_address=per_address, wanted=wanted)
 
 
 @given(connections)

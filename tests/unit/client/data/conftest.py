@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from swarm_ft.client.data.dataset import Dataset
-from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.files import DataSelection
 from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.options import DataFormat, ReadOptions
 
@@ -71,7 +71,7 @@ def opened(words: Words) -> Callable[..., Dataset]:
         **options: object,
     ) -> Dataset:
         reading = ReadOptions(data_format=data_format, **options)  # type: ignore[arg-type]
-        wanted = Wanted(split=split, format=data_format)
+        wanted = DataSelection(split=split, format=data_format)
         return open_dataset(str(path), wanted, reading, tokenizer or words(single="$A"))
 
     return open_it

@@ -17,11 +17,11 @@ import pytest
 from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
-from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.files import DataSelection
 from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.data.special_tokens import special_tokens_of
 from swarm_ft.client.options import PackingStrategy, ReadOptions, Truncation
-from swarm_ft.client.text import asked
+from swarm_ft.client.prompt_text import tokenize_prompt
 from swarm_ft.protocol.spec.sample_rows import starts_in, targets_in, token_ids_of
 from tests.unit.client.data.tokenizers_of_each_make import MAKES, tokenizer_of
 from tests.unit.client.data.trl_samples import Sample, quiet, trl_samples
@@ -108,7 +108,7 @@ def read(
         options["truncation"] = Truncation.SPLIT
     elif strategy == "wrapped":
         options["packing_strategy"] = PackingStrategy.WRAPPED
-    data = open_dataset(str(path), Wanted(), ReadOptions(**options), tokenizer)
+    data = open_dataset(str(path), DataSelection(), ReadOptions(**options), tokenizer)
     samples = data.samples(max_length, len(tokenizer))
     rows_of_words = [samples.tokens[index : index + 1] for index in range(len(samples.tokens))]
     return list(map(_sample_of, rows_of_words)), "\n".join([*data.describe(), samples.words])
@@ -233,7 +233,7 @@ def test_generation_asks_by_the_tokens_that_training_answered(
     tokenizer = tokenizer_of(make, single)
     row = {"prompt": "Cats sleep", "completion": " a lot."}
     (sample,), _ = read([row], tokenizer, tmp_path)
-    prompt = asked(row["prompt"], tokenizer, is_chat=False)
+    prompt = tokenize_prompt(row["prompt"], tokenizer, is_chat=False)
     assert sample.ids[: sample.learned[0]] == list(prompt)
     assert sample.ids.count(tokenizer.eos_token_id) == 1
     assert (prompt[0] == tokenizer.bos_token_id) is single.startswith("<s>")
@@ -275,7 +275,7 @@ def test_answers_without_marks_are_those_of_trls_marked_templates(
 def test_plain_text_is_one_stream_without_special_tokens(tmp_path: Path) -> None:
     tokenizer = tokenizer_of("byte-level BPE", "<s> $A")
     (tmp_path / "a.txt").write_text("Cats sleep a lot. " * 9)
-    data = open_dataset(str(tmp_path / "a.txt"), Wanted(), ReadOptions(), tokenizer)
+    data = open_dataset(str(tmp_path / "a.txt"), DataSelection(), ReadOptions(), tokenizer)
     tokens = data.samples(8, len(tokenizer)).tokens.ravel().tolist()
     assert not {tokenizer.bos_token_id, tokenizer.eos_token_id} & set(tokens)
     assert "<s>: the tokenizer adds it in front of texts; plain text is cut without it" in (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from swarm_ft.client.data.chat import ChatTemplate, Document, rendered
+from swarm_ft.client.data.chat import ChatTemplate, Document, render_chat
 from swarm_ft.client.data.dataset import Dataset
 from swarm_ft.client.data.messages import Chat
 from swarm_ft.errors import BadDataset
@@ -38,7 +38,7 @@ def test_what_the_assistant_says_is_told_apart(words: Words, template: str) -> N
     tokenizer = words(chat=template)
     messages = chat("w1", "w2 w3", "w4", "w5", "w6")
     pieces = pieces_of_chat(messages, tokenizer)
-    assert "".join(one.text for one in pieces) == rendered(messages, tokenizer)
+    assert "".join(one.text for one in pieces) == render_chat(messages, tokenizer)
     learned = [one.text.strip() for one in pieces if one.is_target]
     assert learned == ["w2 w3 </s>", "w5 </s>"]
     assert pieces[0].text == "<user> w1 </s> <assistant> "

@@ -202,7 +202,7 @@ def called(arguments: object, **content: object) -> Chat:
 
 def written(tokenizer: PreTrainedTokenizerFast, chat: Chat) -> str:
     template = ChatTemplate(tokenizer)
-    return template.text(template.prepared(chat))
+    return template.text(template.prepare(chat))
 
 
 TAKING_OBJECTS = (
@@ -278,12 +278,12 @@ def test_answers_are_found_where_thoughts_of_earlier_turns_are_left_out(
 ) -> None:
     tokenizer = tokenizer_of("byte-level BPE", "$A", model_template(name))
     template, chat = ChatTemplate(tokenizer), Chat(messages)
-    found = template.document(template.prepared(chat), assistant_only=True)
+    found = template.document(template.prepare(chat), assistant_only=True)
     assert "".join(piece.text for piece in found) == template.text(chat)
     answers = [piece.text for piece in found if piece.is_target]
     assert len(answers) == len(learned)
     assert all(answer.startswith(start) for answer, start in zip(answers, learned, strict=True))
-    weighted = template.document(chat._replace(only_read=frozenset({1})), assistant_only=True)
+    weighted = template.document(chat._replace(context_indices=frozenset({1})), assistant_only=True)
     assert [piece.text for piece in weighted if piece.is_target] == answers[1:]
 
 

@@ -15,7 +15,7 @@ import pytest
 from tokenizers import processors
 
 from swarm_ft.client.data.dataset import Dataset
-from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.files import DataSelection
 from swarm_ft.client.data.sources import classes_in, open_dataset
 from swarm_ft.client.options import DataFormat, ReadOptions, Truncation
 from swarm_ft.errors import BadDataset, BadOption
@@ -43,11 +43,13 @@ def opened(
 ) -> Dataset:
     counted = names if counted is None else counted
     task, reading = Classification(kind, tuple(names)), ReadOptions(**options)
-    return open_dataset(path, Wanted(), reading, words(), task=task, counted_names=tuple(counted))
+    return open_dataset(
+        path, DataSelection(), reading, words(), task=task, counted_names=tuple(counted)
+    )
 
 
 def found_in(path: str, kind: TaskKind = WHOLE, **options: Any) -> tuple[str, ...]:
-    return classes_in(path, Wanted(), ReadOptions(**options), Classification(kind, ())).names
+    return classes_in(path, DataSelection(), ReadOptions(**options), Classification(kind, ())).names
 
 
 # ---- which classes there are
@@ -211,7 +213,7 @@ def test_a_column_of_classes_means_nothing_where_none_are_learned(
 ) -> None:
     path = write(tmp_path / "a.jsonl", [{"text": "w1", "mark": "a"}])
     with pytest.raises(BadOption, match="--label-column: has no effect"):
-        open_dataset(path, Wanted(), ReadOptions(label_column="mark"), words())
+        open_dataset(path, DataSelection(), ReadOptions(label_column="mark"), words())
 
 
 def test_a_blank_text_is_left_out(tmp_path: Path, words: Words) -> None:
@@ -279,7 +281,7 @@ def test_samples_without_room_for_special_tokens_are_refused(tmp_path: Path, wor
     )
     path = write(tmp_path / "a.jsonl", [{"sentence1": "w1", "sentence2": "w2", "label": "a"}])
     task = Classification(WHOLE, ("a", "b"))
-    data = open_dataset(path, Wanted(), ReadOptions(), tokenizer, task=task)
+    data = open_dataset(path, DataSelection(), ReadOptions(), tokenizer, task=task)
     with pytest.raises(BadOption, match="--seq-length 2: the tokenizer's own tokens"):
         data.samples(2, VOCAB)
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from swarm_ft.client.data.dataset import Dataset
-from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.files import DataSelection
 from swarm_ft.client.data.forms import ALPACA_HEAD, ALPACA_HEAD_WITH_INPUT, form_of
-from swarm_ft.client.data.progress import ReadSoFar
+from swarm_ft.client.data.progress import ReadProgress
 from swarm_ft.client.data.rows import Row
 from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.options import DataFormat, PackingStrategy, ReadOptions, Truncation
-from swarm_ft.client.text import asked
+from swarm_ft.client.prompt_text import tokenize_prompt
 from swarm_ft.errors import BadDataset, BadInput, BadOption
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN
 from tests.unit.client.data.conftest import BEGIN, CHAT, END, Words
@@ -205,7 +205,7 @@ def test_training_and_generation_put_the_same_in_front_and_one_end(
         in (data.describe()[1])
     )
     assert rows(data, 9) == [[*begin, 1, END]]
-    assert list(asked("w1", tokenizer, is_chat=False)) == [*begin, 1]
+    assert list(tokenize_prompt("w1", tokenizer, is_chat=False)) == [*begin, 1]
 
 
 def test_unpacked_documents_begin_samples_of_their_own(opened: Opened, jsonl: Jsonl) -> None:
@@ -355,10 +355,10 @@ def test_how_far_it_got_is_told_batch_by_batch(
     opened: Opened, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_ft.client.data.dataset.BATCH_DOCUMENTS", 2)
-    told: list[ReadSoFar] = []
+    told: list[ReadProgress] = []
     path = jsonl(*({"text": "w1"} for _ in range(5)))
     opened(path).samples(2, VOCAB, on_batch=told.append)
-    assert [(one.num_documents, one.num_samples, one.done) for one in told] == [
+    assert [(one.num_documents, one.num_samples, one.share_read) for one in told] == [
         (2, 2, 0.4),
         (4, 4, 0.8),
         (5, 5, 1.0),
@@ -369,7 +369,7 @@ def test_batches_end_with_many_characters_too(
     opened: Opened, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_ft.client.data.dataset.BATCH_CHARS", 5)
-    told: list[ReadSoFar] = []
+    told: list[ReadProgress] = []
     opened(jsonl({"text": "w1"}, {"text": "w2 w3"}, {"text": "w4"})).samples(
         2, VOCAB, on_batch=told.append
     )
@@ -377,7 +377,7 @@ def test_batches_end_with_many_characters_too(
 
 
 def test_whoever_is_told_may_end_it(opened: Opened, jsonl: Jsonl) -> None:
-    def stop(_so_far: ReadSoFar) -> None:
+    def stop(_so_far: ReadProgress) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
@@ -426,7 +426,7 @@ def test_an_option_that_means_nothing_for_the_data_is_refused(
     with pytest.raises(BadOption, match=f"{flag}: has no effect (on|where)"):
         opened(tmp_path / name, **options)
     reading, path = ReadOptions(**options), str(tmp_path / name)
-    assert open_dataset(path, Wanted(), reading, words(), all_options=False).source == path
+    assert open_dataset(path, DataSelection(), reading, words(), all_options=False).source == path
 
 
 # ---- what the library `datasets` reads

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.client.data.files import Wanted, find_files, looks_like, splits_of
+from swarm_ft.client.data.files import DataSelection, find_files, looks_like, splits_of
 from swarm_ft.client.options import DataFormat
 from swarm_ft.errors import BadDataset
 
@@ -24,7 +24,7 @@ def lay(directory: Path, *names: str) -> Path:
 
 
 def found(directory: Path, **wanted: object) -> list[str]:
-    files = find_files(str(directory), Wanted(**wanted))  # type: ignore[arg-type]
+    files = find_files(str(directory), DataSelection(**wanted))  # type: ignore[arg-type]
     return [str(path.relative_to(directory)) for path in files.paths]
 
 
@@ -45,12 +45,12 @@ def found(directory: Path, **wanted: object) -> list[str]:
 )
 def test_a_files_name_tells_its_format(tmp_path: Path, name: str, expected: DataFormat) -> None:
     lay(tmp_path, name)
-    assert find_files(str(tmp_path / name), Wanted()).format is expected
+    assert find_files(str(tmp_path / name), DataSelection()).format is expected
 
 
 def test_an_option_wins_over_the_name(tmp_path: Path) -> None:
     lay(tmp_path, "a.dat")
-    wanted = Wanted(format=DataFormat.TSV)
+    wanted = DataSelection(format=DataFormat.TSV)
     assert find_files(str(tmp_path / "a.dat"), wanted).format is DataFormat.TSV
 
 
@@ -121,12 +121,12 @@ def test_a_directory_without_data_is_refused(tmp_path: Path, names: tuple[str, .
 
 def test_what_is_not_there_and_what_is_unknown_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadDataset, match="no such file or directory"):
-        find_files(str(tmp_path / "absent.txt"), Wanted())
+        find_files(str(tmp_path / "absent.txt"), DataSelection())
     lay(tmp_path, "a.pdf", "a.csv")
     with pytest.raises(BadDataset, match=r"unknown extension '\.pdf'.*--data-format text"):
-        find_files(str(tmp_path / "a.pdf"), Wanted())
+        find_files(str(tmp_path / "a.pdf"), DataSelection())
     with pytest.raises(BadDataset, match="no split 'test'; one file is the split 'train'"):
-        find_files(str(tmp_path / "a.csv"), Wanted(split="test"))
+        find_files(str(tmp_path / "a.csv"), DataSelection(split="test"))
 
 
 # ---- what looks like a table
@@ -145,8 +145,8 @@ def test_a_table_is_known_by_its_look(tmp_path: Path, table: DataFormat) -> None
     option = f"--data-format {table.name.lower()} reads it"
     for path in (tmp_path / "a.txt", tmp_path):
         with pytest.raises(BadDataset, match=option):
-            find_files(str(path), Wanted())
-    as_text = Wanted(format=DataFormat.TEXT)
+            find_files(str(path), DataSelection())
+    as_text = DataSelection(format=DataFormat.TEXT)
     assert find_files(str(tmp_path / "a.txt"), as_text).format is DataFormat.TEXT
 
 
@@ -155,7 +155,7 @@ def test_a_large_file_is_judged_by_its_whole_lines(tmp_path: Path) -> None:
     assert looks_like(f"{row}\n{row[:5000]}", is_whole=False) is DataFormat.JSONL
     (tmp_path / "a.txt").write_text(f"{row}\n" * 20)
     with pytest.raises(BadDataset, match="JSON lines"):
-        find_files(str(tmp_path / "a.txt"), Wanted())
+        find_files(str(tmp_path / "a.txt"), DataSelection())
 
 
 @pytest.mark.parametrize(

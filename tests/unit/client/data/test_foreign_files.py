@@ -21,7 +21,7 @@ import pyarrow
 import pytest
 
 from swarm_ft.client.data.dataset import Dataset
-from swarm_ft.client.data.files import Wanted, find_files
+from swarm_ft.client.data.files import DataSelection, find_files
 from swarm_ft.client.data.rows import file_rows, read_text
 from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.options import DataFormat, ReadOptions
@@ -48,7 +48,7 @@ WRAPPED = {"version": "1", "data": [{"prompt": "a", "completion": "b"}]}
 
 def rows_at(path: Path, *, split: str | None = None, **options: Any) -> list[dict[str, object]]:
     reading = ReadOptions(**options)
-    files = find_files(str(path), Wanted(split=split, format=reading.data_format))
+    files = find_files(str(path), DataSelection(split=split, format=reading.data_format))
     return [dict(row.values) for row in file_rows(files, reading)]
 
 
@@ -93,10 +93,10 @@ def test_compressed_files_are_read_as_the_files_themselves(
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_compressed_text_is_a_document(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"a.txt{suffix}", COMPRESS[suffix](b"Once\nupon"))
-    assert read_text(str(path), find_files(str(path), Wanted())) == "Once\nupon"
+    assert read_text(str(path), find_files(str(path), DataSelection())) == "Once\nupon"
     table = write(tmp_path / f"b.txt{suffix}", COMPRESS[suffix](b'{"text": "a"}\n'))
     with pytest.raises(BadDataset, match="--data-format jsonl reads it"):
-        find_files(str(table), Wanted())
+        find_files(str(table), DataSelection())
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,9 @@ def test_a_compressed_file_that_is_cut_off_is_refused(
 def test_how_far_a_compressed_file_was_read_grows_to_all_of_it(tmp_path: Path) -> None:
     content = "".join(f'{{"text": "{i * i}"}}\n' for i in range(40_000)).encode()
     path = write(tmp_path / "a.jsonl.gz", gzip.compress(content))
-    shares = [row.done or 0.0 for row in file_rows(find_files(str(path), Wanted()), ReadOptions())]
+    shares = [
+        row.done or 0.0 for row in file_rows(find_files(str(path), DataSelection()), ReadOptions())
+    ]
     assert shares == sorted(shares)
     assert 0.0 < shares[0] < 0.9
     assert shares[-1] == 1.0
@@ -175,7 +177,7 @@ def test_what_is_no_utf8_text_is_named(tmp_path: Path, name: str, content: bytes
     path = write(tmp_path / name, content)
 
     def read() -> object:
-        files = find_files(str(path), Wanted())
+        files = find_files(str(path), DataSelection())
         is_text = files.format is DataFormat.TEXT
         return read_text(str(path), files) if is_text else list(file_rows(files, ReadOptions()))
 
@@ -408,7 +410,7 @@ def test_half_a_character_in_rows_with_classes_is_refused_by_its_line(
     rows = [{"text": "w1", "label": "a"}, {"text": "w2", "label": "b"}, row]
     path = write(tmp_path / "a.jsonl", "".join(f"{json.dumps(one)}\n" for one in rows))
     task = Classification(TaskKind.CLASSIFICATION, ("a", "b"))
-    data = open_dataset(str(path), Wanted(), ReadOptions(), words(), task=task)
+    data = open_dataset(str(path), DataSelection(), ReadOptions(), words(), task=task)
     with pytest.raises(BadDataset, match=r"line 3: .*ud83d"):
         data.samples(8, 64)
 
@@ -427,6 +429,6 @@ def test_a_pair_of_surrogates_is_a_character(tmp_path: Path) -> None:
 
 def test_the_first_lines_place_is_that_of_a_row_over_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'a,b\n1,"x\ny"\n2,z\n')
-    files = find_files(str(path), Wanted(format=DataFormat.CSV))
+    files = find_files(str(path), DataSelection(format=DataFormat.CSV))
     places = [row.place.rpartition(", ")[2] for row in file_rows(files, ReadOptions())]
     assert places == ["lines 2 to 3", "line 4"]

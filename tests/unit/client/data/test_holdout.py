@@ -4,12 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.client.data.holdout import Part
+from swarm_ft.client.data.holdout import DatasetPart
 
 
 def parts(size: float, num_rows: int, seed: int = 42) -> tuple[list[int], list[int]]:
     held_out, others = (
-        list(Part(size=size, seed=seed, is_held_out=one).of(range(num_rows), num_rows))
+        list(
+            DatasetPart(size=size, seed=seed, is_held_out=one).select_rows(
+                range(num_rows), num_rows
+            )
+        )
         for one in (True, False)
     )
     return held_out, others
@@ -40,9 +44,12 @@ def test_a_number_of_documents_is_held_out(size: int) -> None:
 
 def test_of_a_text_the_last_lines_are_held_out() -> None:
     text = "".join(f"line {n}\n" for n in range(20))
-    held_out, train = (Part(size=0.1, seed=1, is_held_out=one) for one in (True, False))
-    assert train.of_text(text) + held_out.of_text(text) == text
-    assert held_out.of_text(text) == "line 18\nline 19\n"
-    assert (train.of_text("abcdefghij"), held_out.of_text("abcdefghij")) == ("abcdefghi", "j")
+    held_out, train = (DatasetPart(size=0.1, seed=1, is_held_out=one) for one in (True, False))
+    assert train.select_text(text) + held_out.select_text(text) == text
+    assert held_out.select_text(text) == "line 18\nline 19\n"
+    assert (train.select_text("abcdefghij"), held_out.select_text("abcdefghij")) == (
+        "abcdefghi",
+        "j",
+    )
     with pytest.raises(ValueError, match="below 1"):
-        Part(size=3, seed=1, is_held_out=True).of_text(text)
+        DatasetPart(size=3, seed=1, is_held_out=True).select_text(text)

@@ -13,9 +13,9 @@ from datasets import Dataset, interleave_datasets
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.files import DataSelection
 from swarm_ft.client.data.mixture import Mixing, Mixture, open_datasets, order_of
-from swarm_ft.client.data.progress import ReadSoFar
+from swarm_ft.client.data.progress import ReadProgress
 from swarm_ft.client.data.samples import TokenArray
 from swarm_ft.client.options import ReadOptions, StoppingStrategy
 from swarm_ft.errors import BadDataset, BadOption
@@ -44,7 +44,7 @@ def mixed(tmp_path: Path, words: Words) -> Callable[..., Any]:
     def read(mixing: Mixing, limit: int | None = None, **options: Any) -> Any:
         paths = [table(tmp_path / "a.jsonl", "w1", 12), table(tmp_path / "b.jsonl", "w2", 5)]
         data = open_datasets(
-            paths, Wanted(), ReadOptions(**options), words(), task=CausalLm(), mixing=mixing
+            paths, DataSelection(), ReadOptions(**options), words(), task=CausalLm(), mixing=mixing
         )
         return data.samples(8, 64, limit=limit)
 
@@ -99,7 +99,7 @@ def test_samples_are_those_of_each_dataset_in_the_drawn_order(
     assert words_of_samples(samples.tokens) == [1 + number for number in order.datasets]
     alone = open_datasets(
         [str(tmp_path / "b.jsonl")],
-        Wanted(),
+        DataSelection(),
         ReadOptions(),
         words(),
         task=CausalLm(),
@@ -139,7 +139,7 @@ def test_an_option_has_to_mean_something_for_one_of_them(tmp_path: Path, words: 
     def opened(**options: Any) -> Any:
         return open_datasets(
             paths,
-            Wanted(),
+            DataSelection(),
             ReadOptions(**options),
             words(),
             task=CausalLm(),
@@ -153,9 +153,11 @@ def test_an_option_has_to_mean_something_for_one_of_them(tmp_path: Path, words: 
 
 def test_each_dataset_is_described_and_progress_is_told(tmp_path: Path, words: Words) -> None:
     paths = [table(tmp_path / "a.jsonl", "w1", 3), table(tmp_path / "b.jsonl", "w2", 2)]
-    data = open_datasets(paths, Wanted(), ReadOptions(), words(), task=CausalLm(), mixing=Mixing())
+    data = open_datasets(
+        paths, DataSelection(), ReadOptions(), words(), task=CausalLm(), mixing=Mixing()
+    )
     assert [line.partition(":")[0] for line in data.describe()[::2]] == paths
-    seen: list[ReadSoFar] = []
+    seen: list[ReadProgress] = []
     data.samples(8, 64, on_batch=seen.append)
     assert [one.source for one in seen] == paths
 
@@ -164,6 +166,8 @@ def test_a_row_that_cannot_be_used_is_named_by_its_own_file(tmp_path: Path, word
     paths = [table(tmp_path / "a.jsonl", "w1", 3), table(tmp_path / "b.jsonl", "w2", 2)]
     with (tmp_path / "b.jsonl").open("a") as file:
         file.write("{}\n")
-    data = open_datasets(paths, Wanted(), ReadOptions(), words(), task=CausalLm(), mixing=Mixing())
+    data = open_datasets(
+        paths, DataSelection(), ReadOptions(), words(), task=CausalLm(), mixing=Mixing()
+    )
     with pytest.raises(BadDataset, match=r"b\.jsonl', line 3: expected 'text'"):
         data.samples(8, 64)

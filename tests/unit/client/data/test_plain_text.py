@@ -11,20 +11,20 @@ import pytest
 from transformers import AutoTokenizer
 
 from swarm_ft.client.data.dataset import Dataset
-from swarm_ft.client.data.files import Wanted, find_files
+from swarm_ft.client.data.files import DataSelection, find_files
 from swarm_ft.client.data.rows import read_text
 from swarm_ft.client.data.samples import tokens_to_bytes
 from swarm_ft.client.data.text_files import read_file
+from swarm_ft.client.demo_input import DemoInput
 from swarm_ft.client.job import prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions
-from swarm_ft.client.sample import SampleInput
 from swarm_ft.errors import BadDataset
 from swarm_ft.protocol.spec.run_spec import TrainOptions
 from tests.unit.client.data.conftest import Words
 
 
 def text_at(path: Path) -> str:
-    return read_text(str(path), find_files(str(path), Wanted()))
+    return read_text(str(path), find_files(str(path), DataSelection()))
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.text", "a.md", "a"])
@@ -110,7 +110,7 @@ def test_text_shorter_than_a_sample_is_refused_with_its_length(
 @pytest.mark.parametrize("held_out", [False, True])
 @pytest.mark.parametrize("limit", [None, 3])
 def test_a_job_of_plain_text_has_the_samples_that_it_always_had(
-    sample: SampleInput, tmp_path: Path, held_out: bool, limit: int | None
+    sample: DemoInput, tmp_path: Path, held_out: bool, limit: int | None
 ) -> None:
     """Check that the whole text is cut into little-endian rows of ids."""
     (tmp_path / "texts").mkdir()
@@ -136,7 +136,7 @@ def test_a_job_of_plain_text_has_the_samples_that_it_always_had(
     assert list(job.samples) == [tokens_to_bytes(row) for row in (*trained, *expected)]
 
 
-def cut_as_before(sample: SampleInput, text: str, length: int) -> np.ndarray[tuple[int, int]]:
+def cut_as_before(sample: DemoInput, text: str, length: int) -> np.ndarray[tuple[int, int]]:
     tokenizer = AutoTokenizer.from_pretrained(sample.model_dir)
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     whole = len(ids) // length

@@ -18,7 +18,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Json, List, Value
 from pyarrow import parquet
 
-from swarm_ft.client.data.files import Wanted, find_files
+from swarm_ft.client.data.files import DataSelection, find_files
 from swarm_ft.client.data.sources import classes_in, open_dataset
 from swarm_ft.client.data.stored import saved_rows, stored_rows
 from swarm_ft.client.options import ReadOptions
@@ -64,14 +64,16 @@ Store = Callable[[Dataset, Path], Path]
 
 def rows_at(path: Path) -> list[dict[str, object]]:
     if path.is_dir():
-        found = saved_rows(str(path), Wanted())
+        found = saved_rows(str(path), DataSelection())
     else:
-        found = stored_rows(str(path), find_files(str(path), Wanted()))
+        found = stored_rows(str(path), find_files(str(path), DataSelection()))
     return [dict(row.values) for row in found.rows]
 
 
 def names_at(path: Path, kind: TaskKind = TaskKind.CLASSIFICATION, **options: Any) -> object:
-    return classes_in(str(path), Wanted(), ReadOptions(**options), Classification(kind, ())).names
+    return classes_in(
+        str(path), DataSelection(), ReadOptions(**options), Classification(kind, ())
+    ).names
 
 
 def call(**arguments: object) -> dict[str, object]:
@@ -124,7 +126,7 @@ def test_class_labels_are_names_in_their_order(tmp_path: Path, words: Words, sto
     assert names_at(path) == NLI
     other_order = ("contradiction", "neutral", "entailment")
     task = Classification(TaskKind.CLASSIFICATION, other_order)
-    data = open_dataset(str(path), Wanted(), ReadOptions(), words(), task=task)
+    data = open_dataset(str(path), DataSelection(), ReadOptions(), words(), task=task)
     labels = labels_in(data.samples(8, 64).tokens)
     assert labels[labels != NO_LABEL].tolist() == [0, 2]
 
@@ -137,7 +139,7 @@ def test_class_labels_of_words_are_names(tmp_path: Path, words: Words, store: St
     assert rows_at(path) == [{"tokens": ["w1", "w2"], "ner_tags": ["O", "B-PER"]}]
     assert names_at(path, kind) == TAGS
     task = Classification(kind, ("I-PER", "B-PER", "O"))
-    data = open_dataset(str(path), Wanted(), ReadOptions(), words(), task=task)
+    data = open_dataset(str(path), DataSelection(), ReadOptions(), words(), task=task)
     labels = labels_in(data.samples(8, 64).tokens)
     assert labels[labels != NO_LABEL].tolist() == [2, 1]
 
@@ -158,7 +160,7 @@ def test_a_row_without_its_class_is_refused(
     data = Dataset.from_dict({"text": ["w1", "w2"], "label": [0, label]}, features=features)
     path = str(as_parquet(data, tmp_path))
     task = Classification(TaskKind.CLASSIFICATION, ("a", "b"))
-    opened = open_dataset(path, Wanted(), ReadOptions(), words(), task=task)
+    opened = open_dataset(path, DataSelection(), ReadOptions(), words(), task=task)
     with pytest.raises(BadDataset, match="row 2: expected 'label' to be a class"):
         opened.samples(4, 64)
 
@@ -230,7 +232,7 @@ def test_a_card_names_the_classes_of_files(
     (tmp_path / name).write_text(content)
     assert names_at(tmp_path) == ("neg", "pos")
     task = Classification(TaskKind.CLASSIFICATION, ("pos", "neg"))
-    data = open_dataset(str(tmp_path), Wanted(), ReadOptions(), words(), task=task)
+    data = open_dataset(str(tmp_path), DataSelection(), ReadOptions(), words(), task=task)
     labels = labels_in(data.samples(8, 64).tokens)
     assert labels[labels != NO_LABEL].tolist() == [0, 1]
 

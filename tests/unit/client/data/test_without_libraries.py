@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from datasets import Dataset
 
-from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.files import DataSelection
 from swarm_ft.client.data.mixture import Mixing, order_of
 from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.data.stored import check_data
@@ -48,7 +48,7 @@ def saved(tmp_path: Path) -> Path:
 
 def refusal(path: object, words: Words) -> str:
     with pytest.raises(BadDataset) as raised:
-        open_dataset(str(path), Wanted(), ReadOptions(), words())
+        open_dataset(str(path), DataSelection(), ReadOptions(), words())
     return raised.value.message
 
 
@@ -100,6 +100,6 @@ def test_text_is_read_without_them(tmp_path: Path, without_extra: None, words: W
     (tmp_path / "b.jsonl.bz2").write_bytes(bz2.compress(LINES.encode()))
     for path in tmp_path.iterdir():
         check_data(str(path))
-        data = open_dataset(str(path), Wanted(), ReadOptions(), words())
+        data = open_dataset(str(path), DataSelection(), ReadOptions(), words())
         assert len(data.samples(4, 64).tokens) >= 1
     assert len(order_of([3, 2], Mixing(shares=(0.5, 0.5))).rows) >= 3

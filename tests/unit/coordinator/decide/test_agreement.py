@@ -30,7 +30,7 @@ def train(swarm: Swarm, make_spec: MakeSpec, a: FakePeer, replicas: list[FakePee
 
 
 def aside(swarm: Swarm) -> set[PeerId]:
-    return {p for p in swarm.state.members if swarm.state.is_aside(p, swarm.now_s)}
+    return {p for p in swarm.state.members if swarm.state.is_suspended(p, swarm.now_s)}
 
 
 # ---- gradient norms

@@ -9,11 +9,11 @@ from swarm_ft.coordinator.facts.events import ResultCollected
 from swarm_ft.coordinator.facts.messages import Idle
 from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
-from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES, MAX_REST_S
+from swarm_ft.coordinator.facts.reputation import FIRST_REST_S, MAX_FAILURES, MAX_REST_S
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.lateness import CONNECT_S, FACTOR, LOAD_S
+from swarm_ft.coordinator.reason_texts import as_text
 from swarm_ft.coordinator.watching import overview
-from swarm_ft.coordinator.words import in_words
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
@@ -275,7 +275,7 @@ def test_two_who_agree_end_the_run(
     assert swarm.run().detail == reason(
         Kind.CONFIRMED_ERROR, "b", "other", code="non-finite", text="the loss is NaN", step=1
     )
-    words = in_words(swarm.run().detail)
+    words = as_text(swarm.run().detail)
     assert words.startswith("the run diverged: step 1: the loss is NaN. Lower --lr")
     assert words.endswith("Reported by peers b, other")
     assert a.assign is other.assign is None
@@ -320,7 +320,7 @@ def test_a_run_of_a_model_with_a_nan_ends_within_a_minute_and_names_the_tensor(
     assert swarm.now_s - began_s < 60.0
     repeated = part_of(swarm.run().detail, Kind.REPEATED_ERROR)
     assert (repeated.code, repeated.text) == ("non-finite-weights", words)
-    told = in_words(repeated)
+    told = as_text(repeated)
     assert told.startswith(f"its model cannot be trained: {words}. Submit the job")
     assert not swarm.idlers(), "its peers serve others"
 
@@ -428,8 +428,8 @@ def test_where_others_can_host_the_run_they_do_the_step_before_anybody_is_believ
     say_not_finite(swarm, liar, 1, "so I say")
     swarm.settle_until(lambda: swarm.run().committed_steps == 2)
     assert set(swarm.run().peers) == {"first"}
-    assert len(swarm.state.standing(liar.peer_id).failed_in) == 1, "another one did better"
-    assert swarm.run().is_without(liar.peer_id, swarm.now_s), "the run began anew for it"
+    assert len(swarm.state.reputation(liar.peer_id).failed_in) == 1, "another one did better"
+    assert swarm.run().has_suspended(liar.peer_id, swarm.now_s), "the run began anew for it"
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.num_rollbacks == 1
@@ -468,9 +468,9 @@ def test_who_has_no_replica_is_set_aside_from_the_run_alone(
 ) -> None:
     begun(swarm, spec, a, b)
     fail_often(swarm, b)
-    assert swarm.run().is_without(b.peer_id, swarm.now_s)
-    assert not swarm.state.is_aside(b.peer_id, swarm.now_s)
-    assert not swarm.state.standing(b.peer_id).failed_in
+    assert swarm.run().has_suspended(b.peer_id, swarm.now_s)
+    assert not swarm.state.is_suspended(b.peer_id, swarm.now_s)
+    assert not swarm.state.reputation(b.peer_id).failed_in
 
 
 # ---- peers that fail again and again
@@ -486,7 +486,7 @@ def test_who_fails_too_often_is_set_aside_and_a_replica_finishes(
     of_run = replace(suspended, kind=Kind.SUSPENDED_FROM_RUN, run_id=RUN)
     assert swarm.idlers() == {"b": of_run}
     assert set(swarm.run().peers) == {"a", "other"}
-    assert not swarm.state.is_aside(b.peer_id, swarm.now_s), "until another one did better"
+    assert not swarm.state.is_suspended(b.peer_id, swarm.now_s), "until another one did better"
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     swarm.wait(1)

@@ -103,7 +103,7 @@ def test_who_lends_no_memory_for_it_hosts_no_second_stage(
     swarm: Swarm, make_spec: MakeSpec
 ) -> None:
     spec = make_spec(num_steps=9)
-    held_bytes = int(spec.held_bytes(spec.model.layers))
+    held_bytes = int(spec.memory_bytes(spec.model.layers))
     swarm.submit(spec)
     swarm.join(Roomy("a", "auto", memory_bytes=held_bytes * 2 - 1))
     swarm.wait(SETTLE_S)
@@ -118,7 +118,7 @@ def test_what_others_leave_of_the_memory_is_all_that_a_run_gets(
 ) -> None:
     """Check that the second run has half of its layers where little memory is left."""
     spec = make_spec(num_steps=9)
-    block_bytes = int(spec.held_bytes(spec.model.layers)) // 4
+    block_bytes = int(spec.memory_bytes(spec.model.layers)) // 4
     swarm.submit(spec)
     small, large = (
         Roomy(name, "auto", memory_bytes=n * block_bytes) for name, n in (("s", 4), ("l", 5))
@@ -277,7 +277,7 @@ def begin(swarm: Swarm, spec: RunSpec, pair: tuple[Roomy, Roomy], *owners: str) 
 
 def fail_in(swarm: Swarm, peer: Roomy, run_id: RunId, code: str = "unavailable") -> None:
     """Fail so often that this run suspends the peer."""
-    while not swarm.run(run_id).is_without(peer.peer_id, swarm.now_s):
+    while not swarm.run(run_id).has_suspended(peer.peer_id, swarm.now_s):
         if swarm.run(run_id).phase.is_working:
             swarm.say(peer, peer.part(run_id).failed(code))
         swarm.wait(1.0)
@@ -297,9 +297,9 @@ def test_who_fails_in_the_runs_of_two_owners_is_set_aside_from_all(
 ) -> None:
     runs = begin(swarm, make_spec(num_steps=99), pair, *owners)
     for run_id in runs:
-        assert not swarm.state.is_aside(PeerId("b"), swarm.now_s)
+        assert not swarm.state.is_suspended(PeerId("b"), swarm.now_s)
         fail_in(swarm, pair[1], run_id)
-    assert swarm.state.is_aside(PeerId("b"), swarm.now_s) == is_aside
+    assert swarm.state.is_suspended(PeerId("b"), swarm.now_s) == is_aside
 
 
 def test_who_serves_a_third_owner_well_is_not_set_aside_for_two_others(
@@ -308,7 +308,7 @@ def test_who_serves_a_third_owner_well_is_not_set_aside_for_two_others(
     runs = begin(swarm, make_spec(num_steps=99), pair, "alice", "bob", "carol")
     for run_id in runs[:2]:
         fail_in(swarm, pair[1], run_id)
-    assert not swarm.state.is_aside(PeerId("b"), swarm.now_s)
+    assert not swarm.state.is_suspended(PeerId("b"), swarm.now_s)
     assert swarm.run(runs[2]).phase is RunPhase.TRAINING
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm_ft.coordinator.plan.membership import passed_by
+from swarm_ft.coordinator.plan.membership import bypassed_stages
 from swarm_ft.errors import BuffersLost
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PlanStep
@@ -39,7 +39,7 @@ def entries(peer: FakePeer) -> list[tuple[list[int], list[int]]]:
 
 
 def test_later_visits_begin_where_the_constants_are(trained: Swarm, a: FakePeer) -> None:
-    assert [stage.layers.stop for stage in passed_by(trained.run())] == [2]
+    assert [stage.layers.stop for stage in bypassed_stages(trained.run())] == [2]
     trained.settle()
     assert trained.run().phase is RunPhase.FINISHED
     again = [1, 1]

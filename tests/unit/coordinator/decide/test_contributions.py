@@ -3,11 +3,11 @@
 import pytest
 
 from swarm_ft.coordinator.decide import contributions
-from swarm_ft.coordinator.facts.events import Happened
+from swarm_ft.coordinator.facts.events import EmitEvent
 from swarm_ft.coordinator.facts.state import SentTraffic
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.reason_texts import event_in_words
 from swarm_ft.coordinator.watching import overview
-from swarm_ft.coordinator.words import event_in_words
 from swarm_ft.protocol.messages.contribution import (
     MAX_GIVEN_BYTES,
     Contribution,
@@ -78,7 +78,7 @@ def test_status_and_the_event_of_its_end_have_the_same_digits(
     assert one.given == given
     swarm.leave(a)
     (left,) = (
-        e for e in swarm.effects if isinstance(e, Happened) and e.kind is EventKind.PEER_LEFT
+        e for e in swarm.effects if isinstance(e, EmitEvent) and e.kind is EventKind.PEER_LEFT
     )
     assert event_in_words(left.kind, left.reason) == f"peer a left; it gave {given}"
 
@@ -87,7 +87,7 @@ def test_a_peer_that_gave_nothing_just_leaves(swarm: Swarm, a: FakePeer) -> None
     swarm.join(a)
     swarm.leave(a)
     (left,) = (
-        e for e in swarm.effects if isinstance(e, Happened) and e.kind is EventKind.PEER_LEFT
+        e for e in swarm.effects if isinstance(e, EmitEvent) and e.kind is EventKind.PEER_LEFT
     )
     assert event_in_words(left.kind, left.reason) == "peer a left"
 

@@ -26,7 +26,7 @@ from swarm_ft.protocol.messages.control import (
     PeerGoodbye,
     PeerHello,
     PeerLeaving,
-    PeerWorks,
+    PeerResumed,
     StageExported,
     StageFailed,
     StageOffered,
@@ -141,7 +141,7 @@ class Mob:
         self._said(peer_id, PeerLeaving(stays=stays))
 
     def works(self, peer_id: PeerId) -> None:
-        self._said(peer_id, PeerWorks())
+        self._said(peer_id, PeerResumed())
 
     def all_hello(self) -> None:
         for peer_id in OFFERS:

@@ -14,7 +14,7 @@ from swarm_ft.coordinator.facts.events import (
     ResultCollected,
     RollbackRecord,
     RunCancelled,
-    Say,
+    SendMessage,
 )
 from swarm_ft.coordinator.facts.messages import Release
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
@@ -123,7 +123,9 @@ def test_only_first_and_last_stage_are_sent_tokens(
         )
     )
     swarm.settle()
-    plans = [e for e in swarm.effects if isinstance(e, Say) and isinstance(e.message, PlanStep)]
+    plans = [
+        e for e in swarm.effects if isinstance(e, SendMessage) and isinstance(e.message, PlanStep)
+    ]
     assert {p.peer_id: bool(p.tokens_of) for p in plans} == {"a": True, "b": False, "c": True}
 
 
@@ -984,7 +986,7 @@ def test_each_last_replica_gets_the_tokens_of_its_own_microbatches(
     first = {
         e.peer_id: set(e.tokens_of)
         for e in swarm.effects
-        if isinstance(e, Say) and isinstance(e.message, PlanStep) and e.message.step == 0
+        if isinstance(e, SendMessage) and isinstance(e.message, PlanStep) and e.message.step == 0
     }
     assert first[b.peer_id] | first[twin.peer_id] == first[a.peer_id]
     assert first[b.peer_id] & first[twin.peer_id] == set()

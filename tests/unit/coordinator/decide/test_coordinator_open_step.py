@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.coordinator.facts.events import Say
+from swarm_ft.coordinator.facts.events import SendMessage
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.ids import Attempt, MicrobatchIndex, StepNumber
 from swarm_ft.protocol.machines.pipeline import PARTS
@@ -89,7 +89,7 @@ def test_tokens_go_only_to_those_who_still_compute_with_them(
     b1.done = frozenset(share(before, 1, 0))
     training.lose(b2)
     training.settle_until(lambda: last_plan(b1) is not before)
-    said = [e for e in training.effects if isinstance(e, Say) and e.peer_id == "b1"]
+    said = [e for e in training.effects if isinstance(e, SendMessage) and e.peer_id == "b1"]
     asked = said[-1].tokens_of
     plan = last_plan(b1)
     assert asked == tuple(plan.microbatches[i].samples[0] for i in share(plan, 1, 0))

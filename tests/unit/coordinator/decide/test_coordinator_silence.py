@@ -10,8 +10,8 @@ from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GATHER_S, GRACE_S, SILENT_S
+from swarm_ft.coordinator.reason_texts import as_text
 from swarm_ft.coordinator.watching import overview
-from swarm_ft.coordinator.words import in_words
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
@@ -51,7 +51,7 @@ def test_a_silent_peer_is_told_of_before_it_is_given_up(training: Swarm, peers: 
     (told,) = training.told_of()
     assert told.reason == silent("b", NOTICED_S)
     assert told.phase is RunPhase.TRAINING
-    assert overview(training.state).runs[0].detail == in_words(told.reason)
+    assert overview(training.state).runs[0].detail == as_text(told.reason)
     training.wait(SILENT_S - NOTICED_S)
     lost = next(one for one in training.reasons() if one.kind is Kind.PEER_LOST)
     assert (lost.peers, lost.layers) == (("b",), ranges_of("2-4"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm_ft.coordinator.facts.events import EvaluationRecord, Publish, Say
+from swarm_ft.coordinator.facts.events import EvaluationRecord, Publish, SendMessage
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.ids import MicrobatchIndex
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase
@@ -69,7 +69,7 @@ def test_the_ends_get_the_tokens_of_what_they_evaluate(
     said = [
         (e.message.step, e.peer_id, e.tokens_of)
         for e in swarm.effects
-        if isinstance(e, Say) and isinstance(e.message, PlanStep)
+        if isinstance(e, SendMessage) and isinstance(e.message, PlanStep)
     ]
     held_out = set(range(NUM_SAMPLES, NUM_SAMPLES + HELD_OUT))
     for number in (0, 3):
@@ -99,7 +99,7 @@ def test_what_the_last_stage_evaluated_stays_so_and_all_else_begins_anew(
     assert [b.samples for b in again.evaluation] == [b.samples for b in before.evaluation]
     assert {b.index for b in again.evaluation if b.done} == b1.done
     assert all(b.done in (frozenset(), frozenset({0, 1})) for b in again.evaluation)
-    asked = [e for e in swarm.effects if isinstance(e, Say) and e.message is again]
+    asked = [e for e in swarm.effects if isinstance(e, SendMessage) and e.message is again]
     wanted = {s for b in again.evaluation if not b.done for s in b.samples}
     held_out = [s for e in asked if e.peer_id in ("a1", "a2") for s in e.tokens_of]
     assert {s for s in held_out if s >= NUM_SAMPLES} == wanted

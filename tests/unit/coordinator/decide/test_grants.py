@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swarm_ft.coordinator.decide.blame import RETRY_S
 from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
-from swarm_ft.coordinator.facts.standing import MAX_FAILURES
+from swarm_ft.coordinator.facts.reputation import MAX_FAILURES
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.lateness import LOAD_S
 from swarm_ft.coordinator.plan.membership import GRACE_S
@@ -59,7 +59,7 @@ def details(swarm: Swarm) -> list[Reason]:
 
 
 def aside(swarm: Swarm) -> set[PeerId]:
-    return {p for p in swarm.state.members if swarm.state.is_aside(p, swarm.now_s)}
+    return {p for p in swarm.state.members if swarm.state.is_suspended(p, swarm.now_s)}
 
 
 # ---- a replica on probation
@@ -218,10 +218,10 @@ def test_its_word_ends_no_run(
     joined.settle_until(lambda: more.peer_id in joined.run().past.committers)
     for doubter in (replica, more):
         joined.say(doubter, doubter.failed("non-finite"))
-    assert all(joined.run().is_without(PeerId(name), joined.now_s) for name in ("r", "r2"))
+    assert all(joined.run().has_suspended(PeerId(name), joined.now_s) for name in ("r", "r2"))
     joined.settle()
     assert not aside(joined), "each failed once"
-    assert all(joined.state.standing(PeerId(name)).failed_in for name in ("r", "r2"))
+    assert all(joined.state.reputation(PeerId(name)).failed_in for name in ("r", "r2"))
     assert joined.run().phase is RunPhase.FINISHED
 
 

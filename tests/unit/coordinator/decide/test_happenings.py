@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from swarm_ft.coordinator.decide import contributions
-from swarm_ft.coordinator.facts.events import Happened, Publish, RunCancelled, Tick
+from swarm_ft.coordinator.facts.connectivity import Connectivity, pair_of
+from swarm_ft.coordinator.facts.events import EmitEvent, Publish, RunCancelled, Tick
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
-from swarm_ft.coordinator.facts.ways import Ways, pair_of
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed
-from swarm_ft.protocol.messages.client import MemberDoing, MemberLink, RunPhase
+from swarm_ft.protocol.messages.client import MemberActivity, MemberLink, RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
 from swarm_ft.protocol.messages.events import Actor, EventKind
 from swarm_ft.protocol.messages.meeting import Way
@@ -22,15 +22,15 @@ from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 Kind = EventKind
 
 
-def told(swarm: Swarm) -> list[Happened]:
-    return [effect for effect in swarm.effects if isinstance(effect, Happened)]
+def told(swarm: Swarm) -> list[EmitEvent]:
+    return [effect for effect in swarm.effects if isinstance(effect, EmitEvent)]
 
 
 def kinds(swarm: Swarm) -> list[EventKind]:
     return [one.kind for one in told(swarm)]
 
 
-def of_kind(swarm: Swarm, kind: EventKind) -> Happened:
+def of_kind(swarm: Swarm, kind: EventKind) -> EmitEvent:
     return next(one for one in told(swarm) if one.kind is kind)
 
 
@@ -195,8 +195,8 @@ def test_status_tells_what_members_do_and_how_the_run_goes(
     one, other = status.members
     (work,), (others,) = one.works, other.works
     assert (work.run_id, work.stage, work.num_replicas) == (RUN, 0, 1)
-    assert (work.doing, work.waits_for) == (MemberDoing.WAITING, ("b",))
-    assert others.doing is MemberDoing.COMPUTING
+    assert (work.doing, work.waits_for) == (MemberActivity.WAITING, ("b",))
+    assert others.doing is MemberActivity.COMPUTING
     assert one.endpoint == "a.example:7001"
     assert work.share > 0
     assert not one.links, "how they reach each other is not known here"
@@ -225,7 +225,7 @@ def test_what_peers_measured_of_links_is_told_as_far_as_we_know_whom_to(
     one, two = overview(swarm.state).members
     assert one.links == (MemberLink(peer_id=PeerId("b"), way=None, speed=speed),)
     assert two.links == (MemberLink(peer_id=PeerId("a"), way=None, speed=other),)
-    swarm.handle(Tick(Ways(met={pair_of("a", "b"): Way.PUNCHED})))
+    swarm.handle(Tick(Connectivity(met={pair_of("a", "b"): Way.PUNCHED})))
     (link,) = overview(swarm.state).members[0].links
     assert (link.way, link.speed) == (Way.PUNCHED, speed)
     swarm.say(a, PeerAlive())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swarm_ft.coordinator.decide.blame import RETRY_S
 from swarm_ft.coordinator.facts.messages import Release
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
-from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES
+from swarm_ft.coordinator.facts.reputation import FIRST_REST_S, MAX_FAILURES
 from swarm_ft.coordinator.plan.lateness import FACTOR, LOAD_S, STEP_S, hand_over_limit_s
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.machines.pipeline import PARTS
@@ -460,7 +460,7 @@ def test_one_peers_word_about_another_sets_that_one_not_aside(
                 next_attempt(swarm)
         swarm.wait(RETRY_S)
         commit(swarm, len(swarm.history[RUN]) + 1)
-        rest_s = swarm.state.standing(other.peer_id).aside_until_s - swarm.now_s
+        rest_s = swarm.state.reputation(other.peer_id).aside_until_s - swarm.now_s
         assert rest_s > 0.0, "the others did it"
         swarm.wait(rest_s)
         commit(swarm, len(swarm.history[RUN]) + 2)
@@ -478,4 +478,4 @@ def test_a_failure_about_no_other_peer_of_the_run_is_ones_own(
             next_attempt(swarm)
     assert swarm.idlers().keys() == {"b"}
     assert PeerId("nobody") not in swarm.state.standings
-    assert swarm.run().conduct(b.peer_id).standing.rest_s == FIRST_REST_S
+    assert swarm.run().conduct(b.peer_id).standing.suspension_s == FIRST_REST_S

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
-    Happened,
+    EmitEvent,
     RollbackRecord,
     RunPaused,
     RunResumed,
@@ -110,13 +110,13 @@ def cut(swarm: Swarm, run: RunId = RUN) -> list[str]:
 
 
 def moves(swarm: Swarm) -> list[Reason | None]:
-    happened = (effect for effect in swarm.effects if isinstance(effect, Happened))
+    happened = (effect for effect in swarm.effects if isinstance(effect, EmitEvent))
     return [one.reason for one in happened if one.kind is EventKind.RUN_MOVED]
 
 
 def moves_at(swarm: Swarm) -> list[int]:
     """Return the steps after which layers moved."""
-    happened = (effect for effect in swarm.effects if isinstance(effect, Happened))
+    happened = (effect for effect in swarm.effects if isinstance(effect, EmitEvent))
     return [one.to_step or 0 for one in happened if one.kind is EventKind.RUN_MOVED]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
-    Happened,
+    EmitEvent,
     RateChanged,
     RunCancelled,
     RunPaused,
@@ -44,7 +44,7 @@ def trained(swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Swar
 
 
 def reasons_of(swarm: Swarm, kind: EventKind) -> list[Reason | None]:
-    return [one.reason for one in swarm.effects if isinstance(one, Happened) and one.kind is kind]
+    return [one.reason for one in swarm.effects if isinstance(one, EmitEvent) and one.kind is kind]
 
 
 def rates(swarm: Swarm) -> list[float]:
@@ -384,7 +384,7 @@ def measured(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> Swarm:
     """A swarm in which each step measures far too coarse or too fine a codec, in turn."""
     monkeypatch.setattr("swarm_ft.coordinator.plan.steps.casts_shadows", lambda *_: False)
     monkeypatch.setattr(
-        "swarm_ft.coordinator.decide.commits.excess_of",
+        "swarm_ft.coordinator.decide.commits.compression_excess",
         lambda run, _step: (run.committed_steps % 2) * 1.0,
     )
     return swarm

@@ -336,7 +336,7 @@ def test_who_says_that_it_took_what_no_source_offered_yet_is_no_replica(
     listened.wait(RETRY_S)
     listened.forget_said(PeerId("b"))
     listened.say(newcomer, newcomer.caught_up())
-    assert listened.state.is_aside(PeerId("newcomer"), listened.now_s)
+    assert listened.state.is_suspended(PeerId("newcomer"), listened.now_s)
 
 
 def test_who_comes_and_says_that_it_holds_the_last_commit_takes_it_over_all_the_same(

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.coordinator_cost import TICK_S, Swarm, busy_swarm, hello_of
 from swarm_ft.coordinator.facts.events import Event, PeerJoined, PeerLost, PeerSaid, Tick
-from swarm_ft.coordinator.plan import membership, placement, sharing
+from swarm_ft.coordinator.plan import allocation, membership, placement
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive, StepReady
@@ -36,7 +36,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
 
         monkeypatch.setattr(where, name, call)
 
-    counted(vars(sharing)["_Division"], "divided")
+    counted(vars(allocation)["_Division"], "divided")
     counted(membership, "first_hosts")
     counted(placement, "_fill")
     counted(membership, "why_idle")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.coordinator.facts.connectivity import Connectivity, NatInfo
 from swarm_ft.coordinator.facts.events import Tick
 from swarm_ft.coordinator.facts.state import SwarmState
-from swarm_ft.coordinator.facts.ways import Home, Ways
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.meeting import Way
@@ -20,10 +20,10 @@ from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 MakePeer = type[FakePeer]
 
 
-def ways_of(names: str, direct: Iterable[str]) -> Ways:
+def ways_of(names: str, direct: Iterable[str]) -> Connectivity:
     """Return a connectivity in which these pairs connect directly, and all others over a relay."""
     met = dict.fromkeys(combinations(sorted(names), 2), Way.RELAYED)
-    return Ways(met=met | {(pair[0], pair[1]): Way.PUNCHED for pair in direct})
+    return Connectivity(met=met | {(pair[0], pair[1]): Way.PUNCHED for pair in direct})
 
 
 def pipeline(swarm: Swarm) -> list[str]:
@@ -62,11 +62,11 @@ def test_what_is_learnt_later_moves_nobody_that_is_at_work(four: Swarm) -> None:
 
 
 def test_a_tick_that_looked_at_nothing_leaves_what_is_known(swarm: Swarm) -> None:
-    known = Ways(homes={"a": Home(house="198.51.100.1")})
+    known = Connectivity(homes={"a": NatInfo(house="198.51.100.1")})
     swarm.handle(Tick(known))
     swarm.handle(Tick())
     assert swarm.state.ways == known
-    swarm.handle(Tick(Ways()))
+    swarm.handle(Tick(Connectivity()))
     assert swarm.state.ways == SwarmState().ways
 
 
@@ -90,9 +90,9 @@ def test_no_word_about_ways_ends_a_run_or_changes_what_it_learns(
 ) -> None:
     swarm, names = make_swarm(), "abcdef"
     pairs = st.sampled_from(list(combinations(names, 2)))
-    homes = st.builds(Home, house=st.sampled_from("xy"), is_open=st.booleans())
+    homes = st.builds(NatInfo, house=st.sampled_from("xy"), is_open=st.booleans())
     told = st.builds(
-        Ways,
+        Connectivity,
         homes=st.dictionaries(st.sampled_from([*names, "stranger"]), homes),
         met=st.dictionaries(pairs, st.sampled_from(list(Way))),
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.coordinator.facts.events import RunRecord, StandingRecord
+from swarm_ft.coordinator.facts.events import ReputationRecord, RunRecord
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
-from swarm_ft.coordinator.facts.standing import Standing
+from swarm_ft.coordinator.facts.reputation import Reputation
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.errors import JournalError
@@ -58,8 +58,8 @@ def filled(journal: Journal, run: Run) -> None:
         file.append(sample_of(run.spec, sample)[:size])
     file.keep()
     journal.write_run(run, DATA_DIGEST)
-    standing = Standing(times_aside=1, aside_until_s=9.0, reason=REASON)
-    journal.write([StandingRecord(PeerId("peer"), standing, 9.0)])
+    standing = Reputation(times_aside=1, aside_until_s=9.0, reason=REASON)
+    journal.write([ReputationRecord(PeerId("peer"), standing, 9.0)])
 
 
 def on_disk(folder: Path) -> bytes:

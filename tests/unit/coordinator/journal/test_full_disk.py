@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.coordinator.facts.events import StandingRecord
+from swarm_ft.coordinator.facts.events import ReputationRecord
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
-from swarm_ft.coordinator.facts.standing import Standing
+from swarm_ft.coordinator.facts.reputation import Reputation
 from swarm_ft.coordinator.journal import tokens
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
@@ -28,9 +28,9 @@ MIB = 1 << 20
 NUM_RECORDS = 100
 
 
-def record(number: int) -> StandingRecord:
-    standing = Standing(times_aside=1, reason=Reason(kind=ReasonKind.PEER_ERROR, text="x" * 900))
-    return StandingRecord(PeerId(f"peer-{number}"), standing, 3600.0)
+def record(number: int) -> ReputationRecord:
+    standing = Reputation(times_aside=1, reason=Reason(kind=ReasonKind.PEER_ERROR, text="x" * 900))
+    return ReputationRecord(PeerId(f"peer-{number}"), standing, 3600.0)
 
 
 @pytest.fixture
@@ -133,15 +133,15 @@ def test_a_reserve_is_held_once_and_released_once(tmp_path: Path) -> None:
     reserve = Reserve(path, 10_000)
     assert path.stat().st_size == 10_000
     assert path.stat().st_mode & 0o077 == 0
-    assert reserve.hold()
+    assert reserve.ensure()
     assert reserve.release()
     assert not reserve.release()
-    assert reserve.hold()
+    assert reserve.ensure()
     assert path.stat().st_size == 10_000
 
 
 def test_no_reserve_is_no_file_and_always_there(tmp_path: Path) -> None:
     reserve = Reserve(tmp_path / "reserve", 0)
-    assert reserve.hold()
+    assert reserve.ensure()
     assert not reserve.release()
     assert not list(tmp_path.iterdir())

@@ -10,18 +10,18 @@ import pytest
 
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
+    EmitEvent,
     EvaluationRecord,
     EventRecord,
     ForgetRecord,
-    Happened,
     PlanRecord,
+    ReputationRecord,
     RollbackRecord,
     RunRecord,
-    StandingRecord,
 )
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
-from swarm_ft.coordinator.facts.standing import Standing
-from swarm_ft.coordinator.facts.state import AttemptState, Past, PlannedStep, Run
+from swarm_ft.coordinator.facts.reputation import Reputation
+from swarm_ft.coordinator.facts.state import AttemptState, CommittedState, PlannedStep, Run
 from swarm_ft.coordinator.journal.journal import SCHEMA, VERSION, Journal
 from swarm_ft.coordinator.journal.reason_text import recorded
 from swarm_ft.coordinator.journal.tokens import NewTokenFile
@@ -137,7 +137,7 @@ def test_a_run_under_way_waits_for_its_peers(journal: Journal, reopen: Reopen, r
         working,
         phase=RunPhase.WAITING,
         detail=Reason(kind=ReasonKind.COORDINATOR_RESTARTED),
-        past=Past(committers=frozenset((PeerId("a"), PeerId("b")))),
+        past=CommittedState(committers=frozenset((PeerId("a"), PeerId("b")))),
         attempt=replace(attempt, away_since_s={PeerId("a"): NOW_S, PeerId("b"): NOW_S}),
         gather_until_s=NOW_S + GATHER_S,
     )
@@ -148,7 +148,9 @@ def test_a_run_that_is_over_stays_over(
     journal: Journal, reopen: Reopen, run: Run, phase: RunPhase
 ) -> None:
     journal.write_run(run, DIGEST)
-    journal.write([RunRecord(replace(run, phase=phase, detail=WHY, past=Past(committed_steps=3)))])
+    journal.write(
+        [RunRecord(replace(run, phase=phase, detail=WHY, past=CommittedState(committed_steps=3)))]
+    )
     (loaded,) = reopen().load(NOW_S)
     assert (loaded.phase, loaded.detail, loaded.committed_steps) == (phase, WHY, 3)
 
@@ -206,7 +208,7 @@ def test_a_rollback_deletes_commits_and_plans(
     for step in range(3):
         plan = PlanRecord(RUN, StepNumber(step), Attempt(1), (planned(step),))
         journal.write([plan, commit_record(step)])
-    back = replace(run, past=Past(committed_steps=1))
+    back = replace(run, past=CommittedState(committed_steps=1))
     journal.write([RollbackRecord(RUN, StepNumber(1)), RunRecord(back)])
     book = reopen()
     assert [step.step for step in book.steps(RUN, 0, 100)] == [0]
@@ -486,12 +488,12 @@ def test_texts_of_a_journal_of_version_8_are_for_the_runs_readers(
     tmp_path: Path, run: Run, key: bytes | None
 ) -> None:
     path = tmp_path / "old.db"
-    standing = Standing(times_aside=1, aside_until_s=NOW_S + 30.0, reason=WHY)
+    standing = Reputation(times_aside=1, aside_until_s=NOW_S + 30.0, reason=WHY)
     with closing(Journal(str(path), key)) as book:
         book.write_run(run, DIGEST)
         book.write([RunRecord(replace(run, phase=RunPhase.FAILED, detail=WHY))])
-        book.write([StandingRecord(PeerId("b"), standing, 30.0)])
-        book.write([EventRecord(1, 0.0, Happened(kind=EventKind.RUN_FAILED, run_id=RUN))])
+        book.write([ReputationRecord(PeerId("b"), standing, 30.0)])
+        book.write([EventRecord(1, 0.0, EmitEvent(kind=EventKind.RUN_FAILED, run_id=RUN))])
     sealer = None if key is None else Sealer(key, "journal")
     with closing(sqlite3.connect(path)) as old:
         for table, column, place, text in (
@@ -510,7 +512,7 @@ def test_texts_of_a_journal_of_version_8_are_for_the_runs_readers(
             found = book.standings(NOW_S)[PeerId("b")]
             assert found.reason == recorded("3 failures, the last one: disk full")
             (event,) = book.events(0, 9)
-            assert event.happened.reason == recorded("peer b left")
+            assert event.event.reason == recorded("peer b left")
 
 
 @pytest.mark.parametrize("kind", list(ReasonKind))

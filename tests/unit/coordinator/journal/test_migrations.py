@@ -100,7 +100,7 @@ def test_a_migration_that_ends_half_way_changes_nothing_and_is_made_again(
     assert version_in(path) == ALL[0].journal
     with closing(Journal(str(path))) as journal:
         assert [run.phase for run in journal.load(0.0)] == [RunPhase.CANCELLED, RunPhase.WAITING]
-        assert all(event.happened.reason is not None for event in journal.events(2, 3))
+        assert all(event.event.reason is not None for event in journal.events(2, 3))
 
 
 @EARLIER_SPECS

@@ -11,7 +11,7 @@ from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.errors import JournalError, JournalFull, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.spec.sample_rows import filled_up, words_of
+from swarm_ft.protocol.spec.sample_rows import pad_rows, words_of
 from tests.unit.coordinator.conftest import MakeSpec
 
 RUN = RunId("run-1")
@@ -58,7 +58,7 @@ def test_what_is_learned_is_counted_in_the_order_that_is_asked_for(
     monkeypatch.setattr(tokens, "COUNTED_SAMPLES", at_a_time)
     seq_length = spec.train.seq_length
     rows = [
-        filled_up(words_of([1] * (2 + sample % (seq_length - 1))), seq_length)
+        pad_rows(words_of([1] * (2 + sample % (seq_length - 1))), seq_length)
         for sample in range(NUM_SAMPLES)
     ]
     new = files.begin(RUN, spec)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.coordinator.plan.cuts import Model, Seat
+from swarm_ft.coordinator.plan.cuts import Model, StageSeat
 from swarm_ft.protocol.spec.flops import stage_flops
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -23,9 +23,11 @@ def spec_of(num_blocks: int, **model: object) -> RunSpec:
     return RunSpec(model=model_spec(num_blocks=num_blocks, **fields), train=train_spec())
 
 
-def seat(speed: float, memory_bytes: float = PLENTY, inside: str = "", *, end: bool = True) -> Seat:
+def seat(
+    speed: float, memory_bytes: float = PLENTY, inside: str = "", *, end: bool = True
+) -> StageSeat:
     start, stop = map(int, inside.split("-")) if inside else (0, 4096)
-    return Seat(
+    return StageSeat(
         flops_per_s=speed,
         memory_bytes=memory_bytes,
         inside=LayerRange(start, stop),
@@ -33,7 +35,7 @@ def seat(speed: float, memory_bytes: float = PLENTY, inside: str = "", *, end: b
     )
 
 
-def cut(spec: RunSpec, *seats: Seat) -> list[str]:
+def cut(spec: RunSpec, *seats: StageSeat) -> list[str]:
     return [str(layers) for layers in Model(spec).cut(seats)]
 
 
@@ -61,14 +63,14 @@ def test_a_large_head_counts_as_what_it_computes() -> None:
 
 def test_nobody_has_more_than_it_has_room_for() -> None:
     spec = spec_of(9)
-    room = spec.held_bytes(LayerRange(0, 2))
+    room = spec.memory_bytes(LayerRange(0, 2))
     assert cut(spec, seat(100, room), seat(1), seat(1)) == ["0-2", "2-6", "6-9"]
     assert cut(spec, seat(100, room), seat(1, room)) == []
 
 
 def test_what_all_blocks_share_takes_room_at_each_stage() -> None:
     spec = spec_of(4, shared_bytes=10 * BLOCK_BYTES)
-    room = spec.held_bytes(LayerRange(0, 2))
+    room = spec.memory_bytes(LayerRange(0, 2))
     assert cut(spec, seat(1, room), seat(1, room)) == ["0-2", "2-4"]
     assert cut(spec, seat(1, room - 1), seat(1, room)) in ([], ["0-1", "1-3"])
 
@@ -86,7 +88,7 @@ def test_nobody_hosts_what_it_may_not() -> None:
 )
 def test_no_cut_is_faster(speeds: list[float], room: list[int]) -> None:
     spec = spec_of(8)
-    most = [int(spec.held_bytes(LayerRange(0, blocks))) for blocks in room]
+    most = [int(spec.memory_bytes(LayerRange(0, blocks))) for blocks in room]
     seats = [seat(speed, most[place]) for place, speed in enumerate(speeds)]
 
     def slowest_s(edges: tuple[int, ...]) -> float:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.coordinator.facts.connectivity import Connectivity, NatInfo
 from swarm_ft.coordinator.facts.state import Member
-from swarm_ft.coordinator.facts.ways import Home, Ways
 from swarm_ft.coordinator.plan.neighbours import MAX_SEARCHED, with_better_neighbours
 from swarm_ft.coordinator.plan.placement import place
 from swarm_ft.ids import PeerId
@@ -43,13 +43,15 @@ def names_of(num_peers: int) -> list[str]:
     return [f"p{i:02}" for i in range(num_peers)]
 
 
-def reaching(*pairs: str, among: str) -> Ways:
+def reaching(*pairs: str, among: str) -> Connectivity:
     """Return a connectivity of one-letter peers: these pairs directly, others by relay."""
     met = dict.fromkeys(combinations(sorted(among), 2), Way.RELAYED)
-    return Ways(met=met | {(min(pair), max(pair)): Way.DIRECT for pair in pairs})
+    return Connectivity(met=met | {(min(pair), max(pair)): Way.DIRECT for pair in pairs})
 
 
-def better(spec: RunSpec, members: Sequence[Member], ways: Ways) -> tuple[StageAssignment, ...]:
+def better(
+    spec: RunSpec, members: Sequence[Member], ways: Connectivity
+) -> tuple[StageAssignment, ...]:
     placed = place(spec, members, LATER_S).assignments
     assert placed
     return with_better_neighbours(spec, placed, {m.hello.peer_id: m for m in members}, ways)
@@ -59,7 +61,7 @@ def in_words(placed: Sequence[StageAssignment]) -> str:
     return " ".join(f"{one.peer_id}:{one.layers}" for one in placed)
 
 
-def relayed_links(placed: Sequence[StageAssignment], ways: Ways) -> int:
+def relayed_links(placed: Sequence[StageAssignment], ways: Connectivity) -> int:
     """Return the relayed share of links between neighbouring stages, in percent of one."""
     pairs = pairwise(stages_of(placed))
     links = (link for one, other in pairs for link in product(one.peers, other.peers))
@@ -67,23 +69,23 @@ def relayed_links(placed: Sequence[StageAssignment], ways: Ways) -> int:
 
 
 @st.composite
-def homes(draw: st.DrawFn, names: Sequence[str]) -> Mapping[str, Home]:
+def homes(draw: st.DrawFn, names: Sequence[str]) -> Mapping[str, NatInfo]:
     kinds = st.sampled_from(["open", "cone", "varying", "unknown"])
     drawn = {name: draw(kinds) for name in names}
     return {
-        name: Home(house=name, is_open=kind == "open", mapping_varies=kind == "varying")
+        name: NatInfo(house=name, is_open=kind == "open", mapping_varies=kind == "varying")
         for name, kind in drawn.items()
         if kind != "unknown"
     }
 
 
 @st.composite
-def some_ways(draw: st.DrawFn, names: Sequence[str]) -> Ways:
+def some_ways(draw: st.DrawFn, names: Sequence[str]) -> Connectivity:
     pairs = list(combinations(sorted(names), 2))
     met = draw(
         st.dictionaries(st.sampled_from(pairs), st.sampled_from(WAYS)) if pairs else st.just({})
     )
-    return Ways(homes=draw(homes(names)), met=met)
+    return Connectivity(homes=draw(homes(names)), met=met)
 
 
 # ---- how good
@@ -134,17 +136,17 @@ def test_where_nothing_tells_them_apart_all_stay_where_they_are(
     spec = run_spec(num_blocks=num_blocks)
     before = place(spec, members, LATER_S).assignments
     names = [one.hello.peer_id for one in members]
-    for kind in (Home(house="x"), Home(house="x", is_open=True), None):
-        ways = Ways(homes={name: kind for name in names if kind is not None})
+    for kind in (NatInfo(house="x"), NatInfo(house="x", is_open=True), None):
+        ways = Connectivity(homes={name: kind for name in names if kind is not None})
         assert better(spec, members, ways) == before
 
 
 def test_a_hundred_peers_are_seated_better_than_they_came() -> None:
     names = names_of(100)
     kinds = [
-        Home(house=n, is_open=i % 5 == 0, mapping_varies=i % 5 == 2) for i, n in enumerate(names)
+        NatInfo(house=n, is_open=i % 5 == 0, mapping_varies=i % 5 == 2) for i, n in enumerate(names)
     ]
-    ways = Ways(homes=dict(zip(names, kinds, strict=True)))
+    ways = Connectivity(homes=dict(zip(names, kinds, strict=True)))
     members = [member(name) for name in names]
     spec = run_spec(num_blocks=100)
     before = place(spec, members, LATER_S).assignments

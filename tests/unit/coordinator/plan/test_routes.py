@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.coordinator.facts.connectivity import Connectivity, pair_of
 from swarm_ft.coordinator.facts.state import PlannedStep
-from swarm_ft.coordinator.facts.ways import Ways, pair_of
 from swarm_ft.coordinator.plan.routes import plan_again, plan_microbatches
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import Stage
@@ -230,14 +230,16 @@ def test_whoever_goes_each_microbatch_has_one_place_at_each_stage(
 # ---- who reaches whom
 
 
-def direct(*pairs: tuple[str, str], stages: Sequence[Stage]) -> Ways:
+def direct(*pairs: tuple[str, str], stages: Sequence[Stage]) -> Connectivity:
     """Return a connectivity in which these pairs connect directly, and other pairs over a relay."""
     names = [peer for stage in stages for peer in stage.peers]
     met: dict[tuple[str, str], Way] = dict.fromkeys(combinations(sorted(names), 2), Way.RELAYED)
-    return Ways(met=met | {pair_of(*pair): Way.DIRECT for pair in pairs})
+    return Connectivity(met=met | {pair_of(*pair): Way.DIRECT for pair in pairs})
 
 
-def routes_through(spec: TrainSpec, stages: Sequence[Stage], ways: Ways) -> set[tuple[int, ...]]:
+def routes_through(
+    spec: TrainSpec, stages: Sequence[Stage], ways: Connectivity
+) -> set[tuple[int, ...]]:
     return {batch.route for batch in plan_microbatches(spec, FIRST, stages, {}, None, ways)}
 
 
@@ -246,7 +248,7 @@ def test_a_microbatch_goes_on_to_a_replica_that_is_reached(train: MakeTrain) -> 
     crossed = ("s0r0", "s1r1"), ("s0r1", "s1r0"), ("s1r0", "s2r0"), ("s1r1", "s2r1")
     ways = direct(*crossed, stages=stages)
     assert routes_through(spec, stages, ways) == {(0, 1, 1), (1, 0, 0)}
-    assert routes_through(spec, stages, Ways()) == {(0, 0, 0), (1, 1, 1)}
+    assert routes_through(spec, stages, Connectivity()) == {(0, 0, 0), (1, 1, 1)}
 
 
 def test_who_reaches_all_leaves_to_others_whom_they_reach(train: MakeTrain) -> None:
@@ -266,7 +268,7 @@ def test_whatever_is_known_of_ways_nobodys_load_changes(
     pairs = list(combinations(names, 2))
     met = data.draw(st.dictionaries(st.sampled_from(pairs), st.sampled_from(list(Way))))
     plain = plan_microbatches(spec, FIRST, stages, {})
-    planned = plan_microbatches(spec, FIRST, stages, {}, None, Ways(met=met))
+    planned = plan_microbatches(spec, FIRST, stages, {}, None, Connectivity(met=met))
     for index in range(len(sizes)):
         assert loads(planned, index) == loads(plain, index)
-    assert planned == plan_microbatches(spec, FIRST, stages, {}, None, Ways(met=met))
+    assert planned == plan_microbatches(spec, FIRST, stages, {}, None, Connectivity(met=met))

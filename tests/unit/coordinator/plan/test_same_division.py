@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
-from swarm_ft.coordinator.facts.standing import Standing
+from swarm_ft.coordinator.facts.reputation import Reputation
 from swarm_ft.coordinator.facts.state import AttemptState, Member, Run, SwarmState
+from swarm_ft.coordinator.plan.allocation import Allocation, allocate_members, makes_room
 from swarm_ft.coordinator.plan.inputs import SAVED_AFTER_S, division_inputs
-from swarm_ft.coordinator.plan.membership import able_for, arrangement
-from swarm_ft.coordinator.plan.sharing import Sharing, makes_room, shared
+from swarm_ft.coordinator.plan.membership import eligible_members, find_placement
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import HeldStage, PeerHello, PeerLeaving
@@ -51,7 +51,7 @@ class Drawn:
 
     def _member(self, index: int) -> Member:
         rng, whole = self.rng, make_spec(num_blocks=self.blocks)
-        enough = int(whole.held_bytes(whole.model.layers))
+        enough = int(whole.memory_bytes(whole.model.layers))
         memory = rng.choice((enough // 9, enough // 3, enough // 2, enough, 3 * enough))
         layers = None
         if rng.random() < 0.3:
@@ -113,7 +113,7 @@ class Drawn:
             if self.rng.random() < 0.2:
                 busy = set()
             able = self.state.with_members(self.state.members.keys() - busy)
-            able = able_for(able, run, NOW_S)
+            able = eligible_members(able, run, NOW_S)
             placed = first_placement.arrangement(able, run, math.inf).assignments
             if self.rng.random() < 0.5 and placed:
                 self.state = self.state.with_run(self._begun(run, placed))
@@ -138,10 +138,10 @@ class Drawn:
     def _spoil_some(self) -> None:
         for peer in self.state.members:
             if self.rng.random() < 0.08:
-                aside = Standing().set_aside(
+                aside = Reputation().suspend(
                     reason(Kind.PEER_ERROR), NOW_S - self.rng.choice((1.0, 100.0))
                 )
-                self.state = self.state.with_standing(peer, aside)
+                self.state = self.state.with_reputation(peer, aside)
         for run in tuple(self.state.runs.values()):
             misfits = {
                 p: reason(Kind.PEER_MISFIT) for p in self.state.members if self.rng.random() < 0.05
@@ -161,7 +161,7 @@ class Drawn:
         elif what == 1:
             self.state = self.state.without_member(rng.choice(members))
         elif what == 2:
-            self.state = self.state.with_heard(rng.choice(members), NOW_S)
+            self.state = self.state.with_message_at(rng.choice(members), NOW_S)
         elif what == 3:
             self.state = self.state.with_run(self._run(rng.randrange(9)))
         elif what == 4:
@@ -170,7 +170,7 @@ class Drawn:
             self._spoil_some()
 
 
-def same(sharing: Sharing, first: first_sharing.Sharing) -> bool:
+def same(sharing: Allocation, first: first_sharing.Sharing) -> bool:
     return (sharing.members, sharing.to_give) == (first.members, first.to_give)
 
 
@@ -178,9 +178,9 @@ def same(sharing: Sharing, first: first_sharing.Sharing) -> bool:
 @settings(max_examples=400, deadline=None)
 def test_members_are_divided_as_ever(seed: int) -> None:
     state = Drawn(seed).state
-    assert same(shared(state, NOW_S), first_sharing.shared(state, NOW_S))
+    assert same(allocate_members(state, NOW_S), first_sharing.shared(state, NOW_S))
     waiting = tuple(run.run_id for run in first_sharing.in_turn(replace(state, seen_at_s=NOW_S)))
-    assert shared(state, NOW_S).in_turn == waiting
+    assert allocate_members(state, NOW_S).in_turn == waiting
 
 
 @given(DRAWN)
@@ -188,9 +188,9 @@ def test_members_are_divided_as_ever(seed: int) -> None:
 def test_placements_are_those_of_ever(seed: int) -> None:
     drawn = Drawn(seed, max_peers=20)
     for run in drawn.state.runs.values():
-        for state in (drawn.state, able_for(drawn.state, run, NOW_S)):
+        for state in (drawn.state, eligible_members(drawn.state, run, NOW_S)):
             for now_s in (NOW_S, math.inf):
-                placed = arrangement(state, run, now_s)
+                placed = find_placement(state, run, now_s)
                 expected = first_placement.arrangement(state, run, now_s)
                 assert placed.assignments == expected.assignments
                 assert placed.is_gathering == expected.is_gathering
@@ -212,7 +212,7 @@ def test_an_answer_that_is_remembered_is_the_one_that_would_be_found(seed: int) 
     for _ in range(8):
         now_s = NOW_S + drawn.rng.choice((0.0, 40.0, 2 * SAVED_AFTER_S))
         fresh = first_sharing.shared(drawn.state, now_s)
-        assert same(shared(drawn.state, now_s), fresh)
+        assert same(allocate_members(drawn.state, now_s), fresh)
         drawn.change()
 
 
@@ -222,5 +222,5 @@ def test_what_is_heard_of_members_changes_no_input(seed: int) -> None:
     state = Drawn(seed).state
     before = division_inputs(state, NOW_S)
     for peer in state.members:
-        state = state.with_heard(peer, NOW_S + 1.0)
+        state = state.with_message_at(peer, NOW_S + 1.0)
     assert division_inputs(state, NOW_S) == before

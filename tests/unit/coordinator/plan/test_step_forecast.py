@@ -9,12 +9,12 @@ from types import MappingProxyType
 
 import pytest
 
-from swarm_ft.coordinator.facts.state import AttemptState, Measured, Member, Run, SwarmState
+from swarm_ft.coordinator.facts.state import AttemptState, Measurements, Member, Run, SwarmState
 from swarm_ft.coordinator.plan.forecast import Rates, rates_of, step_s
 from swarm_ft.coordinator.plan.lateness import UNMEASURED_BYTES_S
 from swarm_ft.coordinator.plan.steps import FASTER_AT_MOST, measured_on
 from swarm_ft.ids import PeerId, RunId
-from swarm_ft.protocol.machines.step_time import foreseen_s
+from swarm_ft.protocol.machines.step_time import forecast_after_change_s
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.control import PeerHello, StageAssignment, stages_of
 from swarm_ft.protocol.spec.flops import stage_flops
@@ -47,7 +47,7 @@ def run_on(measured: Mapping[str, float], **layers: str) -> Run:
         run_id=RunId("run-1"),
         spec=SPEC,
         attempt=AttemptState(assignments=hosts(**layers)),
-        measured=Measured(flops_per_s=MappingProxyType(told)),
+        measured=Measurements(flops_per_s=MappingProxyType(told)),
     )
 
 
@@ -143,4 +143,4 @@ def test_on_other_layers_a_peer_takes_as_long_as_these_compute() -> None:
 def test_what_was_measured_changes_by_what_forecasts_do(
     took_s: float, was_s: float, will_s: float, expected_s: float
 ) -> None:
-    assert foreseen_s(took_s, was_s, will_s) == pytest.approx(expected_s)
+    assert forecast_after_change_s(took_s, was_s, will_s) == pytest.approx(expected_s)

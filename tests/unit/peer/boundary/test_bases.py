@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm_ft.codec.basis import Basis, learned
+from swarm_ft.codec.basis import Basis, learn_basis
 from swarm_ft.errors import BadFrame
 from swarm_ft.ids import BlockIndex, SampleId
 from swarm_ft.peer.boundary import bases as bases_module
-from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind, boundary_of
+from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind, boundary_of
 
 CHANNELS, TOKENS = 16, 12
-FIRST, CHANGE, GRADIENT = (BasisKey(BlockIndex(2), kind) for kind in Kind)
+FIRST, CHANGE, GRADIENT = (BasisKey(BlockIndex(2), kind) for kind in BasisKind)
 STEP_SIZE = 0.2
 
 
@@ -30,14 +30,14 @@ def rows_of(sample: int, seed: int = 0) -> Tensor:
 def note(bases: Bases, samples: Iterable[int], seed: int = 0, key: BasisKey = CHANGE) -> None:
     for sample in samples:
         x = rows_of(sample, seed)
-        base = None if key.kind is Kind.FIRST else torch.zeros_like(x)
-        bases.note(key, SampleId(sample), x, base, STEP_SIZE)
+        base = None if key.kind is BasisKind.FIRST else torch.zeros_like(x)
+        bases.record_frame(key, SampleId(sample), x, base, STEP_SIZE)
 
 
 def latest(bases: Bases, key: BasisKey) -> Basis | None:
     """The one that was made last, in use or coming."""
     bases.get(key)
-    return bases.coming(key) or bases.known(key)
+    return bases.next_basis(key) or bases.cached(key)
 
 
 def name(bases: Bases, key: BasisKey = CHANGE) -> bytes:
@@ -66,9 +66,9 @@ def learn_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thre
     def slow(*args: object, **kwargs: object) -> Basis | None:
         is_learning.set()
         may_end.wait()
-        return learned(*args, **kwargs)  # type: ignore[arg-type]
+        return learn_basis(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bases_module, "learned", slow)
+    monkeypatch.setattr(bases_module, "learn_basis", slow)
     return is_learning, may_end
 
 
@@ -90,7 +90,7 @@ def steps_that_make_one(num_steps: int, key: BasisKey = CHANGE) -> list[int]:
 def test_bases_are_made_often_at_first_and_then_after_so_many_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    few = dict.fromkeys(Kind, 30)
+    few = dict.fromkeys(BasisKind, 30)
     monkeypatch.setattr(bases_module, "TOKENS_A_CHANNEL", few)
     made = steps_that_make_one(60)
     assert made[:5] == [0, 1, 3, 7, 15]
@@ -101,7 +101,7 @@ def test_bases_are_made_often_at_first_and_then_after_so_many_tokens(
 
 def test_a_codebook_is_made_seldomer(monkeypatch: pytest.MonkeyPatch) -> None:
     """And of gradients of several steps, of which one has too few."""
-    monkeypatch.setattr(bases_module, "TOKENS_A_CHANNEL", dict.fromkeys(Kind, 30))
+    monkeypatch.setattr(bases_module, "TOKENS_A_CHANNEL", dict.fromkeys(BasisKind, 30))
     bases, made, last = Bases(), [], b""
     for step in range(60):
         note(bases, (0, 1), seed=step, key=GRADIENT)
@@ -142,7 +142,7 @@ def test_tokens_without_a_gradient_do_not_make_enough() -> None:
     for step in range(1, 8):
         x = rows_of(0, seed=step)
         x[:2] = 0
-        bases.note(GRADIENT, SampleId(0), x, None, 0.0)
+        bases.record_frame(GRADIENT, SampleId(0), x, None, 0.0)
         bases.commit()
         assert (bases.get(GRADIENT) is not None) == (step == 7), "10 tokens a step; 64 are enough"
 
@@ -178,19 +178,19 @@ def test_there_is_none_before_a_step_was_committed() -> None:
     bases.commit()
     assert bases.get(CHANGE) is not None
     assert bases.get(FIRST) is None
-    assert bases.get(BasisKey(BlockIndex(3), Kind.CHANGE)) is None
+    assert bases.get(BasisKey(BlockIndex(3), BasisKind.CHANGE)) is None
 
 
 def test_the_first_is_used_at_once_and_later_ones_a_step_later() -> None:
     bases = learned_of((0, 1))
     first = in_use(bases)
-    assert bases.new(CHANGE) is bases.get(CHANGE)
-    assert bases.coming(CHANGE) is None
+    assert bases.first_used(CHANGE) is bases.get(CHANGE)
+    assert bases.next_basis(CHANGE) is None
     note(bases, (0, 1), seed=1)
     bases.commit()  # the second of its kind, which makes one
     assert in_use(bases) == first
-    assert bases.new(CHANGE) is None, "said already"
-    second = bases.coming(CHANGE)
+    assert bases.first_used(CHANGE) is None, "said already"
+    second = bases.next_basis(CHANGE)
     assert second is not None
     assert second.name != first
     note(bases, (0, 1), seed=2)
@@ -198,17 +198,17 @@ def test_the_first_is_used_at_once_and_later_ones_a_step_later() -> None:
     assert in_use(bases) == first, "the step is redone"
     note(bases, (0, 1), seed=2)
     bases.commit()
-    assert bases.get(CHANGE) is bases.new(CHANGE) is second
-    assert bases.coming(CHANGE) is None
+    assert bases.get(CHANGE) is bases.first_used(CHANGE) is second
+    assert bases.next_basis(CHANGE) is None
 
 
 def test_a_commit_that_changes_nothing_is_known_for_one() -> None:
     bases = Bases()
-    assert not bases.has_news
+    assert not bases.has_changes
     for step, changes in enumerate((True, True, True, True, False)):
         if step < 2:  # both make one: a step later the second is in use, and then no longer new
             note(bases, (0, 1), seed=step)
-        assert bases.has_news == changes
+        assert bases.has_changes == changes
         bases.commit()
 
 
@@ -218,7 +218,7 @@ def test_one_that_nobody_asked_for_takes_its_place_all_the_same() -> None:
         for bases in (asked, quiet):
             note(bases, (0, 1), seed=step)
             bases.commit()
-        asked.coming(CHANGE)
+        asked.next_basis(CHANGE)
         assert in_use(asked) == in_use(quiet)
 
 
@@ -241,11 +241,11 @@ def test_frames_do_not_wait_for_what_comes(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_is_known_is_what_somebody_waited_for() -> None:
     bases = learned_of((0, 1))
-    assert bases.known(CHANGE) is None
-    assert bases.get(CHANGE) is bases.known(CHANGE)
+    assert bases.cached(CHANGE) is None
+    assert bases.get(CHANGE) is bases.cached(CHANGE)
     other = learned_of((0, 1))
     other.learn()
-    assert other.known(CHANGE) is not None
+    assert other.cached(CHANGE) is not None
 
 
 def test_first_activations_vary_around_a_mean_and_changes_around_nothing() -> None:
@@ -254,7 +254,7 @@ def test_first_activations_vary_around_a_mean_and_changes_around_nothing() -> No
         for sample in range(4):
             x = 5 + rows_of(sample)
             base = None if key is FIRST else torch.zeros_like(x)
-            bases.note(key, SampleId(sample), x, base, STEP_SIZE)
+            bases.record_frame(key, SampleId(sample), x, base, STEP_SIZE)
     bases.commit()
     first, change = bases.get(FIRST), bases.get(CHANGE)
     assert first is not None
@@ -265,7 +265,7 @@ def test_first_activations_vary_around_a_mean_and_changes_around_nothing() -> No
 
 def test_a_step_of_silence_keeps_the_basis_and_the_next_is_learned_of() -> None:
     bases, zeros = Bases(), torch.zeros(TOKENS, CHANNELS)
-    bases.note(CHANGE, SampleId(0), zeros, zeros, 0.0)
+    bases.record_frame(CHANGE, SampleId(0), zeros, zeros, 0.0)
     bases.commit()
     assert bases.get(CHANGE) is None
     for step in range(1, 4):  # also in one that would not make another
@@ -274,7 +274,7 @@ def test_a_step_of_silence_keeps_the_basis_and_the_next_is_learned_of() -> None:
         assert bases.get(CHANGE) is not None
     before = name(bases)
     for _ in range(40):
-        bases.note(CHANGE, SampleId(0), zeros, zeros, 0.0)
+        bases.record_frame(CHANGE, SampleId(0), zeros, zeros, 0.0)
         bases.commit()
     assert name(bases) == before
 
@@ -283,7 +283,7 @@ def test_a_step_of_silence_keeps_the_basis_and_the_next_is_learned_of() -> None:
 def test_values_that_are_not_finite_make_none(value: float) -> None:
     bases = Bases()
     x = torch.full((TOKENS, CHANNELS), value)
-    bases.note(CHANGE, SampleId(0), x, torch.zeros_like(x), value)
+    bases.record_frame(CHANGE, SampleId(0), x, torch.zeros_like(x), value)
     bases.commit()
     assert bases.get(CHANGE) is None
 
@@ -294,12 +294,12 @@ def test_long_samples_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def watched(rows: list[Tensor], *args: object, **kwargs: object) -> Basis | None:
         counts.extend(len(one) for one in rows)
-        return learned(rows, *args, **kwargs)  # type: ignore[arg-type]
+        return learn_basis(rows, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bases_module, "learned", watched)
+    monkeypatch.setattr(bases_module, "learn_basis", watched)
     bases = Bases()
     for tokens in (1, 3, 4, 5, 1000):
-        bases.note(FIRST, SampleId(tokens), torch.randn(tokens, CHANNELS), None, STEP_SIZE)
+        bases.record_frame(FIRST, SampleId(tokens), torch.randn(tokens, CHANNELS), None, STEP_SIZE)
     bases.commit()
     bases.get(FIRST)
     assert counts == [1, 3, 4, 3, 4]
@@ -478,7 +478,7 @@ def test_frames_of_many_threads_make_what_those_of_one_make() -> None:
             begin.wait()
             note(bases, range(own, 12, num_threads), seed=step)
             bases.get(CHANGE)
-            bases.known(CHANGE)
+            bases.cached(CHANGE)
             bases.learn()
 
         threads = [threading.Thread(target=work, args=(k,)) for k in range(num_threads)]
@@ -505,13 +505,13 @@ def test_who_asks_for_what_is_known_does_not_wait_for_what_is_learned(
     thread = threading.Thread(target=bases.get, args=(CHANGE,))
     thread.start()
     is_learning.wait()
-    assert bases.known(FIRST) is expected
+    assert bases.cached(FIRST) is expected
     note_is_free = threading.Thread(target=bases.rollback)
     note_is_free.start()
     note_is_free.join()
     may_end.set()
     thread.join()
-    assert bases.known(CHANGE) is not None
+    assert bases.cached(CHANGE) is not None
 
 
 def test_an_export_waits_for_what_another_thread_is_making(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swarm_ft.buffers import BufferKey, BufferStore, End
-from swarm_ft.codec.basis import Basis, learned
+from swarm_ft.codec.basis import Basis, learn_basis
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -21,9 +21,9 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, RunId, SampleId
-from swarm_ft.peer.boundary.bases import BasisKey, Kind
+from swarm_ft.peer.boundary.bases import BasisKey, BasisKind
+from swarm_ft.peer.boundary.basis_transfer import LEAST_PART_BYTES
 from swarm_ft.peer.boundary.coder import FrameCoder, basis_needed
-from swarm_ft.peer.boundary.sharing import LEAST_PART_BYTES
 from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession, SessionEffect
 from swarm_ft.protocol.messages.boundary import (
@@ -82,8 +82,8 @@ async def both_ways(
     arrived = await down.receive(len(values))
     down.send(step, {sample: -value for sample, value in arrived.items()})
     gradients = await up.receive(len(values))
-    await up.boundary.settled()
-    await down.boundary.settled()
+    await up.boundary.wait_settled()
+    await down.boundary.wait_settled()
     for end in (up, down):
         end.store.commit()
         end.bases.commit()
@@ -176,7 +176,7 @@ async def test_what_is_sent_before_a_stream_is_up_waits_for_it(
         for end in (up, down):
             end.begin(0, SAMPLES)
         up.send(0, tensors(0))
-        settled = asyncio.create_task(up.boundary.settled())
+        settled = asyncio.create_task(up.boundary.wait_settled())
         async with site.dialled(up, transport):
             assert len(await down.receive(3)) == 3
             await settled
@@ -190,12 +190,12 @@ async def test_a_new_step_drops_what_the_last_one_left(
         up.begin(0, SAMPLES)
         up.send(0, tensors(0))
         up.begin(1, (1,))
-        await up.boundary.settled()
+        await up.boundary.wait_settled()
         async with site.dialled(up, transport):
             down.begin(1, (1,))
             up.send(1, tensors(1, samples=(1,)))
             assert set(await down.receive(1)) == {1}
-            await up.boundary.settled()
+            await up.boundary.wait_settled()
 
 
 async def test_a_lost_buffer_costs_one_key_frame(
@@ -271,7 +271,7 @@ async def test_every_byte_counts_also_those_sent_again(
                 num_bytes += wire_bytes(await hand.hears(Frame))
         for sample in SAMPLES:
             await hand.say(Ack(forward(sample)))
-        await up.boundary.settled()
+        await up.boundary.wait_settled()
         traffic = up.boundary.take_traffic()
     assert traffic.forward_bytes == num_bytes
     assert (traffic.key_frames, traffic.delta_frames) == (9, 0)
@@ -289,7 +289,7 @@ async def test_only_what_the_other_side_lacks_is_sent_again(
         hand = await site.call(received=[forward(0), forward(2)])
         assert (await hand.hears(Frame)).key == forward(1)
         await hand.say(Ack(forward(1)))
-        await up.boundary.settled()
+        await up.boundary.wait_settled()
 
 
 async def test_what_the_other_side_has_makes_its_buffer_here_and_is_not_sent(
@@ -303,14 +303,14 @@ async def test_what_the_other_side_has_makes_its_buffer_here_and_is_not_sent(
         down.begin(1, SAMPLES)
         up.send(1, tensors(1))
         await down.receive(len(SAMPLES))
-        await up.boundary.settled()
+        await up.boundary.wait_settled()
         sent = dict(up.boundary.sent())
         up.store.rollback()
         up.boundary.take_traffic()
         up.begin(1, SAMPLES)
         for sample, value in tensors(1).items():
-            up.boundary.hold(forward(sample, 1), value)
-        await up.boundary.settled()
+            up.boundary.mark_delivered(forward(sample, 1), value)
+        await up.boundary.wait_settled()
         assert dict(up.boundary.sent()) == sent, "the same frames, for who takes a place later"
         assert up.boundary.take_traffic().forward_bytes == 0
         for end in (up, down):
@@ -325,7 +325,7 @@ async def test_settled_waits_for_every_ack(
     async with at_work(up, down) as site:
         up.begin(0, SAMPLES)
         up.send(0, tensors(0))
-        settled = asyncio.create_task(up.boundary.settled())
+        settled = asyncio.create_task(up.boundary.wait_settled())
         hand = await site.call()
         for sample in SAMPLES:
             assert (await hand.hears(Frame)).key == forward(sample)
@@ -348,9 +348,9 @@ async def test_settled_waits_for_a_refused_frame_to_come_as_a_key_frame(
             assert (await hand.hears(Frame)).kind is kind
             if kind is FrameKind.KEY:
                 await hand.say(Ack(forward(0, step)))
-                await up.boundary.settled()
+                await up.boundary.wait_settled()
                 up.store.commit()
-        settled = asyncio.create_task(up.boundary.settled())
+        settled = asyncio.create_task(up.boundary.wait_settled())
         await hand.say(KeyFrameRequest(forward(0, 1), "lost"))
         assert (await hand.hears(Frame)).kind is FrameKind.KEY
         assert not settled.done()
@@ -614,7 +614,7 @@ async def test_an_ack_ahead_of_its_frame_and_a_key_frame_request_after_it(
         up.send(0, tensors(0, samples=(0,)))
         assert (await hand.hears(Frame)).kind is FrameKind.KEY
         await hand.say(Ack(forward(0)))
-        await up.boundary.settled()
+        await up.boundary.wait_settled()
         up.store.commit()
 
         up.begin(1, (0,))
@@ -626,7 +626,7 @@ async def test_an_ack_ahead_of_its_frame_and_a_key_frame_request_after_it(
         await hand.say(KeyFrameRequest(forward(0, 1), "really"))
         assert (await hand.hears(Frame)).kind is FrameKind.KEY
         await hand.say(Ack(forward(0, 1)))
-        await up.boundary.settled()
+        await up.boundary.wait_settled()
         assert not site.running.done()
 
 
@@ -726,8 +726,8 @@ async def test_a_held_out_sample_is_acknowledged_once_it_was_computed_with(
             await up.boundary.is_connected.wait()
             assert not up.boundary.is_answered
             assert up.taken.empty()
-            down.boundary.computed(forward(held_out))
-            await up.boundary.settled()
+            down.boundary.acknowledge_consumed(forward(held_out))
+            await up.boundary.wait_settled()
             assert await up.taken.get() == forward(held_out)
     assert down.arrivals.empty()
     assert list(up.boundary.sent()) == [], "nobody is sent it again"
@@ -751,12 +751,12 @@ def along(make_spec: MakeSpec) -> RunSpec:
 def basis_said(seed: int) -> SharedBasis:
     """Some basis of the run's channels."""
     generator = torch.Generator().manual_seed(seed)
-    basis = learned([torch.randn(64, CHANNELS, generator=generator)], 0.1)
+    basis = learn_basis([torch.randn(64, CHANNELS, generator=generator)], 0.1)
     assert basis is not None
     return SharedBasis(basis.data)
 
 
-GRADIENTS = BasisKey(BLOCK, Kind.GRADIENT)
+GRADIENTS = BasisKey(BLOCK, BasisKind.GRADIENT)
 TAUGHT = 5
 
 
@@ -788,7 +788,7 @@ async def heard_step(
         heard.append(message)
         if isinstance(message, Frame):
             await hand.say(Ack(message.key))
-    await up.boundary.settled()
+    await up.boundary.wait_settled()
     told = {name_of(message) for message in heard if isinstance(message, SharedBasis)}
     for basis in coming(up):
         if basis.name in told:
@@ -804,7 +804,9 @@ async def heard_step(
 
 def coming(up: BoundaryEnd) -> list[Basis]:
     """What activations are coded along from the next step on, and are not yet."""
-    found = [up.bases.coming(BasisKey(BLOCK, kind)) for kind in (Kind.FIRST, Kind.CHANGE)]
+    found = [
+        up.bases.next_basis(BasisKey(BLOCK, kind)) for kind in (BasisKind.FIRST, BasisKind.CHANGE)
+    ]
     return [basis for basis in found if basis is not None]
 
 
@@ -911,7 +913,7 @@ async def test_frames_sent_again_over_a_new_stream_come_behind_their_basis(
             assert isinstance(heard[0], SharedBasis)
             assert {basis_needed(frame) for frame in frames} == {name_of(heard[0])}
         await hand.say(Ack(forward(1, 4)))
-        await up.boundary.settled()
+        await up.boundary.wait_settled()
 
 
 async def test_a_break_at_any_message_changes_nothing_along_a_basis(

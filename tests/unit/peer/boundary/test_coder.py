@@ -15,7 +15,7 @@ from swarm_ft.codec import buffer_bytes, from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.basis import Basis
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
-from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
+from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, basis_needed
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
@@ -78,15 +78,15 @@ def test_constants_are_kept_as_they_came_at_the_receiver_alone(codec: str, forwa
         assert frame.kind is FrameKind.DIRECT
         value = receiver.decode(frame)
         assert isinstance(value, torch.Tensor)
-        assert receiver.constant(SampleId(sample), TOKENS - 1) is None, "the step is open"
+        assert receiver.read_constant(SampleId(sample), TOKENS - 1) is None, "the step is open"
         there.commit()
-        found = receiver.constant(SampleId(sample), TOKENS - 1)
+        found = receiver.read_constant(SampleId(sample), TOKENS - 1)
         assert found is not None
         assert torch.equal(found, value)
         assert there.kept(received(sample)).payload == frame.tensor.payload
-        assert receiver.constant(SampleId(sample), TOKENS) is None, "it has other tokens"
+        assert receiver.read_constant(SampleId(sample), TOKENS) is None, "it has other tokens"
     assert not here.staged
-    assert sender.constant(SampleId(1), TOKENS - 1) is None
+    assert sender.read_constant(SampleId(1), TOKENS - 1) is None
 
 
 def sent(sample: int) -> BufferKey:
@@ -178,7 +178,7 @@ class Ends:
             shape = base.tokens, base.channels
             built_on = unpack_buffer(base.payload, *shape, self.train.buffer_bits)
         value = codec.decode(frame.tensor, built_on)
-        return value, codec.kept(frame.tensor, value, built_on)
+        return value, codec.next_base(frame.tensor, value, built_on)
 
     def packed(self, value: torch.Tensor) -> bytes:
         """A buffer as the run keeps it."""
@@ -1396,7 +1396,7 @@ def test_a_frame_that_is_made_again_teaches_nothing(make_spec: MakeSpec) -> None
                 frame = unlucky.sender.encode(key(sample), x)
             unlucky.carry(frame)
         unlucky.commit()
-    for kind in (Kind.FIRST, Kind.CHANGE):
+    for kind in (BasisKind.FIRST, BasisKind.CHANGE):
         one, other = (ends.bases.get(BasisKey(BLOCK, kind)) for ends in (quiet, unlucky))
         assert one is not None
         assert other is not None
@@ -1417,7 +1417,7 @@ def test_held_out_samples_teach_nothing(make_spec: MakeSpec) -> None:
             assert frame.kind is FrameKind.DIRECT
             assert isinstance(evaluating.carry(frame), torch.Tensor)
             names.append(basis_needed(frame))
-    for kind in (Kind.FIRST, Kind.CHANGE):
+    for kind in (BasisKind.FIRST, BasisKind.CHANGE):
         one, other = (e.bases.get(BasisKey(BLOCK, kind)) for e in (quiet, evaluating))
         assert one is not None
         assert other is not None
@@ -1439,12 +1439,12 @@ def test_a_tensor_that_is_not_finite_teaches_nothing(make_spec: MakeSpec) -> Non
     ends = along_ends(make_spec)
     for now in moving(visits=4):
         ends.step(now)
-    before = ends.bases.get(BasisKey(BLOCK, Kind.CHANGE))
+    before = ends.bases.get(BasisKey(BLOCK, BasisKind.CHANGE))
     with pytest.raises(NonFinite, match="sample 0"):
         ends.sender.encode(key(0), torch.full((ALONG_TOKENS, ALONG_CHANNELS), torch.nan))
     ends.commit()
-    assert ends.bases.coming(BasisKey(BLOCK, Kind.CHANGE)) is None
-    assert ends.bases.get(BasisKey(BLOCK, Kind.CHANGE)) is before
+    assert ends.bases.next_basis(BasisKey(BLOCK, BasisKind.CHANGE)) is None
+    assert ends.bases.get(BasisKey(BLOCK, BasisKind.CHANGE)) is before
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: b"", lambda _: b"x" * 99])
@@ -1491,13 +1491,13 @@ def test_gradients_are_sent_beside_what_those_of_earlier_steps_taught(
         names.append(basis_needed(frames[0]))
         new = [basis.name for basis in ends.sender.new_bases(Direction.BACKWARD, [])]
         assert new == ([names[-1]] if names[-1] != names[-2:][0] else [])
-        told += [basis.name for basis in ends.sender.coming_bases(Direction.BACKWARD)]
+        told += [basis.name for basis in ends.sender.next_bases(Direction.BACKWARD)]
         assert bool(told) == (len(names) >= 5), "the fourth step makes the second one"
         ends.commit()
     assert not names[0]
     assert names[1] == names[2] == names[3] == names[4] != names[5]
     assert [names[5]] == told
-    assert ends.bases.get(BasisKey(BLOCK, Kind.FIRST)) is None
+    assert ends.bases.get(BasisKey(BLOCK, BasisKind.FIRST)) is None
     assert len(ends.here) == len(ends.there) == 0, "nothing is kept of samples"
 
 

@@ -17,7 +17,7 @@ from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.peer.attempt import Connections
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.links import Links
-from swarm_ft.peer.reduce.all_reduce import Group, groups_of, synchronise
+from swarm_ft.peer.reduce.all_reduce import ReduceGroup, reduce_groups, synchronise
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import Assign, Stage, StageAssignment
@@ -48,7 +48,7 @@ def test_everybody_is_in_one_group_with_one_giver_of_each_stage(counts: list[int
         Stage(layers=LayerRange(n, n + 1), peers=tuple(PeerId(f"{n}-{i}") for i in range(count)))
         for n, count in enumerate(counts)
     ]
-    groups = groups_of(stages)
+    groups = reduce_groups(stages)
     assert len(groups) == min(counts)
     members = [peer for group in groups for peer in group.members]
     assert sorted(members) == sorted(peer for stage in stages for peer in stage.peers)
@@ -63,13 +63,13 @@ def test_everybody_is_in_one_group_with_one_giver_of_each_stage(counts: list[int
 
 def test_who_listens_hears_givers_alone() -> None:
     a, b, c, d = (PeerId(name) for name in "abcd")
-    group = Group(givers=(a, b), listeners=(c, d))
-    assert group.heard_by(a) == (b, c, d)
-    assert group.heard_by(c) == group.heard_by(d) == (a, b)
+    group = ReduceGroup(givers=(a, b), listeners=(c, d))
+    assert group.channel_peers(a) == (b, c, d)
+    assert group.channel_peers(c) == group.channel_peers(d) == (a, b)
 
 
 def test_of_no_stages_there_are_no_groups() -> None:
-    assert groups_of(()) == ()
+    assert reduce_groups(()) == ()
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ class End:
             links=net.links[peer],
             compute=net.pool,
             codecs=net.pool,
-            say=said.append,
+            send_to_coordinator=said.append,
             timeline=Timeline(ManualClock(), said.append),
             memory_bytes=1 << 30,
         )
@@ -259,7 +259,7 @@ async def test_partners_and_replicas_are_summed_with_and_nobody_else(
     net = Net(pool, inner := MemoryTransport(), inner)
     assign = await assign_of(spec, 2, 2, net)
     connections = End(PeerId("first-0"), assign, engines(spec)[0], net).connections
-    assert connections.group == Group((PeerId("first-0"), PeerId("last-0")), ()), (
+    assert connections.group == ReduceGroup((PeerId("first-0"), PeerId("last-0")), ()), (
         "the others have their own"
     )
     assert connections.sharer is not None

@@ -9,7 +9,7 @@ from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import pack_buffer
 from swarm_ft.errors import BadSnapshot
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
+from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state import stage_state
 from swarm_ft.peer.state.stage_state import restore_bases, restore_buffers, with_extras
@@ -58,7 +58,7 @@ def learned_bases() -> Bases:
     bases = Bases()
     for sample in range(3):
         x = torch.randn(20, CHANNELS, generator=torch.Generator().manual_seed(sample))
-        bases.note(BasisKey(BlockIndex(8), Kind.FIRST), SampleId(sample), x, None, 0.1)
+        bases.record_frame(BasisKey(BlockIndex(8), BasisKind.FIRST), SampleId(sample), x, None, 0.1)
     bases.commit()
     return bases
 

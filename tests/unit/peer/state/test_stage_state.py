@@ -60,7 +60,7 @@ def made_state(spec: RunSpec, store: BufferStore) -> Iterator[StageState]:
             links=links_of("peer", transport),
             compute=compute,
             codecs=codecs,
-            say=said.append,
+            send_to_coordinator=said.append,
             timeline=Timeline(ManualClock(), said.append),
             memory_bytes=1 << 30,
         )
@@ -118,7 +118,7 @@ async def test_a_step_whose_buffers_cannot_be_kept_counts_once_and_costs_the_buf
         state.engine.forward_backward(BATCH, tokens, tokens)
         state.engine.weight_gradients(BATCH)
         progress.done[BATCH] = (SampleId(0),)
-        state.summed_in = Attempt(1)
+        state.gradient_attempt = Attempt(1)
         made = BufferRecord(digest=bytes(16), tokens=1, channels=1, payload=b"step %d" % step)
         state.store.stage(key, made)
 

@@ -20,7 +20,7 @@ from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
 from swarm_ft.peer.state.exchange import StateExchange
-from swarm_ft.peer.state.learner import Backlog, CatchingUp
+from swarm_ft.peer.state.learner import Backlog, CatchUpTransfer
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import (
@@ -89,7 +89,7 @@ class Side:
             links=links_of(name, transport),
             compute=self.pools[0],
             codecs=self.pools[1],
-            say=self.said.put_nowait,
+            send_to_coordinator=self.said.put_nowait,
             timeline=Timeline(ManualClock(), self.said.put_nowait),
             memory_bytes=1 << 30,
         )
@@ -132,7 +132,7 @@ class Scene:
             },
         )
         await self.directory.announce(Role.PEER, "source", self.server.endpoint)
-        self.catching_up = CatchingUp(
+        self.catching_up = CatchUpTransfer(
             self.newcomer.context,
             self.newcomer.state,
             self.newcomer.folder,
@@ -174,7 +174,7 @@ class Scene:
     def sum(self, step: int, attempt: int = 1) -> None:
         """The newcomer hears the sum."""
         encoded = CODEC.encode(gradient_of(step, self.num_values)).tensor
-        self.catching_up.summed(
+        self.catching_up.store_sum(
             Attempt(attempt), StepNumber(step), EncodedSum(((self.num_values, encoded),))
         )
 
@@ -192,7 +192,7 @@ class Scene:
             total_bytes=self.offered.total_bytes,
             sources=(PeerId("source"),),
         )
-        self.catching_up.take(take)
+        self.catching_up.start_fetch(take)
 
     async def taken(self, attempt: int = 1) -> None:
         said = await self.newcomer.said.get()
@@ -272,8 +272,8 @@ async def test_the_next_attempt_goes_on_with_what_was_heard_and_fetched(scene: S
     await asyncio.gather(running, return_exceptions=True)
 
     following = scene.assign(attempt=2, committed_steps=3)
-    assert scene.catching_up.goes_on_with(following, NAME)
-    scene.catching_up.expect(Attempt(2))
+    assert scene.catching_up.can_resume(following, NAME)
+    scene.catching_up.begin_attempt(Attempt(2))
     await scene.hear(3, attempt=2)
     scene.take(attempt=1)  # of an attempt that is over
     scene.take(attempt=2)
@@ -291,7 +291,7 @@ async def test_who_has_caught_up_says_so_in_every_attempt_and_fetches_nothing_ag
     await scene.catching_up.run()
     await scene.taken()
     await scene.server.stop()
-    scene.catching_up.expect(Attempt(2))
+    scene.catching_up.begin_attempt(Attempt(2))
     running = asyncio.create_task(scene.catching_up.run())
     await asyncio.sleep(0)
     assert scene.newcomer.said.empty(), "nobody could check it yet"
@@ -303,8 +303,8 @@ async def test_who_has_caught_up_says_so_in_every_attempt_and_fetches_nothing_ag
 
 async def test_a_sum_whose_step_did_not_commit_is_forgotten(scene: Scene) -> None:
     scene.sum(2, attempt=1)
-    scene.catching_up.expect(Attempt(2))
-    assert not scene.catching_up.expects(commit_of(2, attempt=1))
+    scene.catching_up.begin_attempt(Attempt(2))
+    assert not scene.catching_up.awaits_commit(commit_of(2, attempt=1))
     with pytest.raises(OutOfTurn, match="commit of step 2, sums of 2 steps are here"):
         await scene.catching_up.commit(commit_of(2, attempt=1))
     await scene.hear(2, attempt=2)
@@ -316,7 +316,7 @@ async def test_a_sum_whose_step_did_not_commit_is_forgotten(scene: Scene) -> Non
 
 async def test_a_lost_step_or_another_history_is_nothing_to_go_on_with(scene: Scene) -> None:
     await scene.hear(2)
-    goes_on = scene.catching_up.goes_on_with
+    goes_on = scene.catching_up.can_resume
     assert goes_on(scene.assign(attempt=2, committed_steps=3), NAME)
     assert not goes_on(scene.assign(attempt=2, committed_steps=4), NAME)
     assert not goes_on(scene.assign(attempt=3, committed_steps=3, last_attempt=2), NAME)
@@ -334,7 +334,7 @@ async def test_a_source_that_is_gone_costs_the_attempt_and_not_what_was_heard(sc
 
     await scene.directory.announce(Role.PEER, "source", scene.server.endpoint)
     scene.released.set()
-    scene.catching_up.expect(Attempt(2))
+    scene.catching_up.begin_attempt(Attempt(2))
     scene.take(attempt=2)
     await scene.catching_up.run()
     await scene.taken(attempt=2)

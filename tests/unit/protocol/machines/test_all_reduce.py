@@ -314,7 +314,7 @@ def test_all_that_cannot_go_on_lack_the_one_that_stopped_or_who_does(
             break
         act, argument = simulation.pick(events)
         act(argument)
-    lacks = {m.index: set(m.machine.lacks) for m in simulation.members if m is not stopped}
+    lacks = {m.index: set(m.machine.waits_for) for m in simulation.members if m is not stopped}
     for member in simulation.members:
         is_settled = member.machine.is_settled
         if member is not stopped:

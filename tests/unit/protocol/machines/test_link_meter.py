@@ -50,7 +50,7 @@ class Line:
         self.most_awaited = 0
         self._awaited = 0
         self._other = LinkMeter()
-        self._other.began(-1234.5)
+        self._other.reset(-1234.5)
         self._rate, self._delay_s, self._room_s = bytes_per_s, delay_s, room_bytes / bytes_per_s
         self._late_s = answers_late_s
         self._marks: deque[LinkPing] = deque()
@@ -62,11 +62,11 @@ class Line:
 
     def carry(self, trains: Iterable[Train], until_s: float) -> None:
         """Send these trains, and run the simulation until `until_s`."""
-        self.meter.began(0.0)
+        self.meter.reset(0.0)
         for at_s, messages, num_bytes in trains:
             self._at(at_s, partial(self._put, [num_bytes] * messages))
         for tick in range(int(until_s / QUIET_S)):
-            self._at(tick * QUIET_S, lambda now_s: self._mark(self.meter.look(now_s), now_s))
+            self._at(tick * QUIET_S, lambda now_s: self._mark(self.meter.tick(now_s), now_s))
         while self._events and self._events[0][0] <= until_s:
             now_s, _, happens = heapq.heappop(self._events)
             happens(now_s)
@@ -90,9 +90,9 @@ class Line:
 
     def _write(self, now_s: float) -> None:
         if self._waiting:
-            ping = self.meter.works(now_s)
+            ping = self.meter.on_busy(now_s)
         elif not self._marks:
-            ping = self.meter.rests(now_s)
+            ping = self.meter.on_idle(now_s)
         else:
             ping = None
         if ping is not None:
@@ -102,7 +102,7 @@ class Line:
             self._at(now_s, self._write)
         elif self._waiting:
             num_bytes = self._waiting.popleft()
-            self.meter.wrote(num_bytes)
+            self.meter.on_written(num_bytes)
             self._passed_s = max(self._passed_s, now_s) + num_bytes / self._rate
             self._at(max(now_s, self._passed_s - self._room_s), self._write)
         else:
@@ -114,12 +114,12 @@ class Line:
         self._awaited += 1
         self.most_awaited = max(self.most_awaited, self._awaited)
         came_s = max(self._passed_s, now_s) + self._delay_s
-        pong = self._other.pinged(ping, came_s)
+        pong = self._other.on_ping(ping, came_s)
         self._at(came_s + self._delay_s + late_s, lambda now_s: self._pong(pong, now_s))
 
     def _pong(self, pong: LinkPong, now_s: float) -> None:
         self._awaited -= 1
-        self._mark(self.meter.ponged(pong, now_s), now_s)
+        self._mark(self.meter.on_pong(pong, now_s), now_s)
 
 
 # ---- whatever goes over it
@@ -210,15 +210,15 @@ def test_what_is_old_is_forgotten() -> None:
 def train(meter: LinkMeter, now_s: float, rate: float, came_us: int | None = None) -> float:
     """Send a megabyte over a link of that rate, 10 ms away; return its arrival."""
     now_s += EVERY_S
-    begin = meter.works(now_s)
+    begin = meter.on_busy(now_s)
     assert begin is not None
-    meter.wrote(1_000_000)
-    meter.ponged(LinkPong(begin.serial, round(1e6 * (now_s + 0.01))), now_s + 0.02)
-    end = meter.rests(now_s + 0.02)
+    meter.on_written(1_000_000)
+    meter.on_pong(LinkPong(begin.serial, round(1e6 * (now_s + 0.01))), now_s + 0.02)
+    end = meter.on_idle(now_s + 0.02)
     assert end is not None
     there_s = now_s + 0.01 + 1e6 / rate
     told_us = round(1e6 * there_s) if came_us is None else came_us
-    assert meter.ponged(LinkPong(end.serial, told_us), there_s + 0.01) is None
+    assert meter.on_pong(LinkPong(end.serial, told_us), there_s + 0.01) is None
     return there_s + 0.01
 
 
@@ -238,47 +238,47 @@ def test_whatever_time_a_pong_tells_it_makes_no_more_of_a_link_than_can_be(came_
 def test_pongs_that_nobody_asked_for_change_nothing(pongs: list[tuple[int, int]]) -> None:
     meter = LinkMeter()
     for serial, came_us in pongs:
-        assert meter.ponged(LinkPong(serial, came_us), 1.0) is None
+        assert meter.on_pong(LinkPong(serial, came_us), 1.0) is None
     assert meter.speed == LinkSpeed()
 
 
 def test_a_pong_counts_once_and_not_on_the_next_stream() -> None:
     meter = LinkMeter()
-    ping = meter.look(QUIET_S)
+    ping = meter.tick(QUIET_S)
     assert ping is not None
-    assert meter.look(10 * QUIET_S) is None, "one at a time"
-    meter.began(100.0)
-    meter.ponged(LinkPong(ping.serial, 0), 101.0)
+    assert meter.tick(10 * QUIET_S) is None, "one at a time"
+    meter.reset(100.0)
+    meter.on_pong(LinkPong(ping.serial, 0), 101.0)
     assert meter.speed == LinkSpeed()
-    again = meter.look(100.0 + QUIET_S)
+    again = meter.tick(100.0 + QUIET_S)
     assert again is not None
     assert again.serial != ping.serial
     for now_s in (110.5, 115.0):
-        meter.ponged(LinkPong(again.serial, 0), now_s)
+        meter.on_pong(LinkPong(again.serial, 0), now_s)
     assert meter.speed == LinkSpeed(round_trip_s=0.5, least_round_trip_s=0.5)
 
 
 def test_what_is_told_keeps_to_the_bounds_of_what_may_be_told() -> None:
     meter = LinkMeter()
-    ping = meter.look(QUIET_S)
+    ping = meter.tick(QUIET_S)
     assert ping is not None
-    again = meter.ponged(LinkPong(ping.serial, 0), 1e9)
+    again = meter.on_pong(LinkPong(ping.serial, 0), 1e9)
     assert meter.speed.round_trip_s == MAX_SECONDS
     assert again is not None
-    meter.ponged(LinkPong(again.serial, 0), 1e9)
-    begin = meter.works(2e9)
+    meter.on_pong(LinkPong(again.serial, 0), 1e9)
+    begin = meter.on_busy(2e9)
     assert begin is not None
-    meter.ponged(LinkPong(begin.serial, 0), 2e9)
-    meter.wrote(1 << 62)
-    end = meter.rests(2e9 + 1.0)
+    meter.on_pong(LinkPong(begin.serial, 0), 2e9)
+    meter.on_written(1 << 62)
+    end = meter.on_idle(2e9 + 1.0)
     assert end is not None
-    meter.ponged(LinkPong(end.serial, 0), 2e9 + 1.0)
+    meter.on_pong(LinkPong(end.serial, 0), 2e9 + 1.0)
     assert meter.speed.peak_bytes_per_s == MAX_BYTES_PER_S
 
 
 def test_a_pings_time_is_counted_from_the_streams_begin() -> None:
     """The pong reveals nothing of the machine's uptime."""
     meter = LinkMeter()
-    meter.began(1e6)
-    assert meter.pinged(LinkPing(7), 1e6 + 2.5) == LinkPong(7, 2_500_000)
-    assert meter.pinged(LinkPing(8), 0.0) == LinkPong(8, 0)
+    meter.reset(1e6)
+    assert meter.on_ping(LinkPing(7), 1e6 + 2.5) == LinkPong(7, 2_500_000)
+    assert meter.on_ping(LinkPing(8), 0.0) == LinkPong(8, 0)

@@ -174,7 +174,7 @@ def test_a_frame_of_the_other_direction_is_out_of_turn(upstream: BoundarySession
 
 def test_a_broken_frame_is_delivered_again_when_it_comes_again(upstream: BoundarySession) -> None:
     upstream.receive(back(0))
-    upstream.dropped(back(0).key)
+    upstream.retry(back(0).key)
     assert upstream.receive(back(0)) == [Deliver(back(0))]
 
 
@@ -299,12 +299,12 @@ def test_what_is_being_decoded_is_not_lacked_and_what_was_refused_is(
     upstream: BoundarySession,
 ) -> None:
     keys = [back(1).key, back(2).key]
-    assert upstream.lacks(keys)
+    assert upstream.has_missing(keys)
     for sample in (1, 2):
         upstream.receive(back(sample))
-    assert not upstream.lacks(keys)
+    assert not upstream.has_missing(keys)
     upstream.accepted(keys[0])
-    assert not upstream.lacks(keys)
+    assert not upstream.has_missing(keys)
     upstream.refused(keys[1], "its base is not here")
-    assert upstream.lacks(keys)
-    assert not upstream.lacks(keys[:1])
+    assert upstream.has_missing(keys)
+    assert not upstream.has_missing(keys[:1])

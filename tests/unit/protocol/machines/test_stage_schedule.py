@@ -22,8 +22,8 @@ from swarm_ft.protocol.machines.pipeline import (
     StepDone,
     Task,
     TaskKind,
-    least_held,
-    most_held,
+    max_microbatches,
+    min_microbatches,
 )
 
 FORWARD, BACKWARD, WEIGHTS = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS
@@ -52,7 +52,7 @@ class Pipeline:
         self.num_microbatches = num_microbatches
         self.duration_of = duration_of
         more_held = more_held or [0] * num_stages
-        self.max_held = [least_held(num_stages, i) + more_held[i] for i in range(num_stages)]
+        self.max_held = [min_microbatches(num_stages, i) + more_held[i] for i in range(num_stages)]
         self.stages = [
             StageSchedule(
                 is_first=i == 0,
@@ -148,7 +148,7 @@ def test_every_stage_computes_every_microbatch_once_and_in_order(
 @settings(derandomize=True, deadline=None, max_examples=50)
 def test_room_for_one_microbatch_is_enough_to_get_through(seed: int, num_stages: int) -> None:
     chance = random.Random(seed)
-    too_few = [1 - least_held(num_stages, i) for i in range(num_stages)]
+    too_few = [1 - min_microbatches(num_stages, i) for i in range(num_stages)]
     pipeline = Pipeline(num_stages, 6, lambda _: chance.randrange(20), too_few).run()
     assert pipeline.done == set(range(num_stages))
     assert set(pipeline.most_held.values()) == {1}
@@ -195,7 +195,7 @@ def schedule(
         is_first=stage_index == 0,
         is_last=stage_index == num_stages - 1,
         microbatches=first(num_microbatches),
-        max_held=least_held(num_stages, stage_index) + more_held,
+        max_held=min_microbatches(num_stages, stage_index) + more_held,
     )
 
 
@@ -349,7 +349,7 @@ def test_a_step_in_which_nothing_passes_is_done_when_it_begins() -> None:
 
 
 def test_plain_1f1b_holds_two_for_each_stage_behind_and_one() -> None:
-    assert [least_held(4, index) for index in range(4)] == [7, 5, 3, 1]
+    assert [min_microbatches(4, index) for index in range(4)] == [7, 5, 3, 1]
 
 
 @pytest.mark.parametrize(
@@ -366,13 +366,13 @@ def test_plain_1f1b_holds_two_for_each_stage_behind_and_one() -> None:
 def test_as_many_are_held_as_fit_but_no_fewer_than_needed(
     room: int, each: int, expected: int
 ) -> None:
-    assert most_held(5, room_bytes=room, microbatch_bytes=each) == expected
+    assert max_microbatches(5, room_bytes=room, microbatch_bytes=each) == expected
 
 
 @given(least=st.integers(1, 63), room=st.integers(-(10**12), 10**15), each=st.integers(1, 10**10))
 @settings(derandomize=True, deadline=None)
 def test_what_is_held_beyond_the_least_fits_into_the_room(least: int, room: int, each: int) -> None:
-    held = most_held(least, room_bytes=room, microbatch_bytes=each)
+    held = max_microbatches(least, room_bytes=room, microbatch_bytes=each)
     assert held >= least
     assert held == least or (held + KEPT_FREE) * ALLOCATED * each <= room * (1 + 1e-12)
 
@@ -427,7 +427,7 @@ def test_what_is_evaluated_neither_delays_nor_reorders_what_trains(
                 is_first=index == 0,
                 is_last=index == num_stages - 1,
                 microbatches=first(num_trained),
-                max_held=least_held(num_stages, index) + more_held,
+                max_held=min_microbatches(num_stages, index) + more_held,
                 held_out=some,
             )
         )

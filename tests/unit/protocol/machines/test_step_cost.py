@@ -19,13 +19,13 @@ from swarm_ft.protocol.machines.step_cost import (
     Pipeline,
     StageWork,
     bare,
-    expected,
+    expected_range,
     factors_of,
     forward_turn_s,
-    learned,
-    learned_compute,
     prior,
     step_cost,
+    update_compute_cost,
+    update_costs,
 )
 from swarm_ft.protocol.machines.step_time import Crossing, StageTime
 from swarm_ft.protocol.messages.capacity import NUM_COSTS, Costs
@@ -197,8 +197,8 @@ def test_a_measurement_moves_what_is_expected_towards_it_and_narrows_it(
         return step_cost(pipeline, known).seconds
 
     before = prior()
-    after = learned(before, step_s, measured_s)
-    was, told = expected(before, step_s), expected(after, step_s)
+    after = update_costs(before, step_s, measured_s)
+    was, told = expected_range(before, step_s), expected_range(after, step_s)
     assert told.low <= told.likely <= told.high
     assert all(math.isfinite(value) for value in (*after.logs, *after.covariance))
     variances = [after.covariance[n * (NUM_COSTS + 1)] for n in range(NUM_COSTS)]
@@ -235,10 +235,10 @@ def test_after_runs_of_all_sizes_ranges_hold_the_truth_and_are_narrow() -> None:
         for pipeline in (TINY, LARGE, TINY, LARGE, TINY):
             taken_s, step_s = run_of(rng, truth, pipeline), partial(seconds_of, pipeline)
             if costs.num_runs >= 2:
-                found = expected(costs, step_s)
+                found = expected_range(costs, step_s)
                 told, held = told + 1, held + (found.low <= taken_s <= found.high)
                 wide += found.width > 2
-            costs = learned(costs, step_s, taken_s)
+            costs = update_costs(costs, step_s, taken_s)
     assert told == 120
     assert held >= 108
     assert wide <= 30
@@ -251,26 +251,26 @@ def test_a_swarm_whose_runs_surprise_expects_less_exactly() -> None:
     def after(*measured_s: float) -> Costs:
         costs = prior()
         for seconds in measured_s:
-            costs = learned(costs, step_s, seconds)
+            costs = update_costs(costs, step_s, seconds)
         return costs
 
     steady, jumpy = after(0.2, 0.2, 0.2, 0.2), after(0.1, 0.4, 0.1, 0.4)
-    assert expected(jumpy, step_s).width > 1.3 * expected(steady, step_s).width
+    assert expected_range(jumpy, step_s).width > 1.3 * expected_range(steady, step_s).width
 
 
 def test_seconds_that_peers_report_tell_compute_from_messages() -> None:
     """A slow stage does not make messages slow."""
-    costs = learned_compute(prior(), lambda f: f.load * f.compute * 1.0, 4.0)
+    costs = update_compute_cost(prior(), lambda f: f.load * f.compute * 1.0, 4.0)
     known = factors_of(costs)
     assert known.compute * known.load > 2.08 * PRIOR.compute * PRIOR.load
     assert known.message_s == pytest.approx(PRIOR.message_s)
 
 
 def test_nothing_is_learned_of_what_takes_no_time() -> None:
-    assert learned_compute(prior(), lambda _: 0.0, 1.0) == prior()
-    assert expected(prior(), lambda _: 0.0) == (0.0, 0.0, 0.0)
+    assert update_compute_cost(prior(), lambda _: 0.0, 1.0) == prior()
+    assert expected_range(prior(), lambda _: 0.0) == (0.0, 0.0, 0.0)
 
 
 def test_a_bound_from_below_has_no_range() -> None:
-    found = expected(bare(), lambda f: step_cost(LARGE, f).seconds)
+    found = expected_range(bare(), lambda f: step_cost(LARGE, f).seconds)
     assert found.low == found.likely == found.high

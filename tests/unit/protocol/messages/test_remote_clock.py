@@ -23,7 +23,7 @@ def trip(sent_us: int, there_us: int, back_us: int, *, ahead_us: int = 0) -> Rou
 def heard(*trips: RoundTrip) -> RemoteClock:
     clock = RemoteClock()
     for one in trips:
-        clock.heard(one)
+        clock.add(one)
     return clock
 
 
@@ -83,7 +83,7 @@ def test_the_truth_lies_within_the_error_however_uneven_the_ways(
         sent_us = now_us + pause_us
         read_us, now_us = sent_us + there_us, sent_us + there_us + back_us
         remote_us = read_us + ahead_us + round(drift * read_us)
-        clock.heard(RoundTrip(sent_us=sent_us, remote_us=remote_us, received_us=now_us))
+        clock.add(RoundTrip(sent_us=sent_us, remote_us=remote_us, received_us=now_us))
     estimate = clock.estimate(now_us)
     assert estimate is not None
     truth_us = ahead_us + drift * now_us

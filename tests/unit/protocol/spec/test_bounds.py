@@ -19,7 +19,7 @@ from swarm_ft.protocol.spec.bounds import (
     NameList,
     OneOf,
     Range,
-    checked_text,
+    clean_text,
     cut_text,
     field_hints,
     first_refusal,
@@ -165,7 +165,7 @@ def test_a_lone_surrogate_is_refused(
 @given(st.text(st.characters(categories=["L", "N", "So", "Cs", "Cc"])), st.integers(0, 2000))
 def test_a_text_that_is_cut_fits_and_is_cut_no_shorter_than_needed(text: str, extra: int) -> None:
     text += "\N{OCTOPUS}" * extra
-    cleaned = checked_text(text)
+    cleaned = clean_text(text)
     assert len(cleaned.encode()) <= MAX_TEXT_BYTES
     assert cleaned.isprintable()
     assert len(cleaned) >= min(len(text), MAX_TEXT_BYTES // 4)

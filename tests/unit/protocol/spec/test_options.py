@@ -9,7 +9,14 @@ import pytest
 
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.bounds import Length, OneOf, Range
-from swarm_ft.protocol.spec.options import Declared, Option, arguments, build, check, declared
+from swarm_ft.protocol.spec.options import (
+    Option,
+    OptionField,
+    arguments,
+    build,
+    check,
+    option_fields,
+)
 
 
 class Colour(IntEnum):
@@ -44,12 +51,12 @@ class Job:
         check(self)
 
 
-def option(flag: str) -> Declared:
-    return next(one for one in declared(Job) if one.flag == flag)
+def option(flag: str) -> OptionField:
+    return next(one for one in option_fields(Job) if one.flag == flag)
 
 
 def test_options_come_in_the_order_of_fields_with_those_of_parts_in_their_place() -> None:
-    flags = [one.flag for one in declared(Job)]
+    flags = [one.flag for one in option_fields(Job)]
     assert flags == [
         *("--what", "--colour", "--n", "--finish", "--bits"),
         *("--hours", "--dry", "--sand", "--out"),
@@ -57,7 +64,7 @@ def test_options_come_in_the_order_of_fields_with_those_of_parts_in_their_place(
 
 
 def test_kinds_are_bare_types() -> None:
-    kinds = {one.field: one.kind for one in declared(Job)}
+    kinds = {one.field: one.kind for one in option_fields(Job)}
     assert (kinds["what"], kinds["hours"], kinds["out"]) == (str, int, Path)
     assert kinds["colour"] is Colour
 
@@ -95,11 +102,11 @@ def test_choices_are_values_by_their_words() -> None:
 
 
 def test_only_a_bool_without_words_is_a_switch() -> None:
-    assert [one.flag for one in declared(Job) if one.is_switch] == ["--dry", "--sand"]
+    assert [one.flag for one in option_fields(Job) if one.is_switch] == ["--dry", "--sand"]
 
 
 def test_what_must_be_given_has_no_default() -> None:
-    assert [one.flag for one in declared(Job) if one.default is MISSING] == ["--what"]
+    assert [one.flag for one in option_fields(Job) if one.default is MISSING] == ["--what"]
 
 
 def test_values_go_to_the_parts_that_declare_them() -> None:

@@ -20,7 +20,7 @@ either = pytest.mark.parametrize("adapts", [False, True])
 
 def after(control: QualityControl, *excesses: float) -> QualityControl:
     for excess in excesses:
-        control = control.measured(excess)
+        control = control.with_measurement(excess)
     return control
 
 
@@ -87,7 +87,7 @@ def test_a_model_of_the_cost_ends_near_what_was_asked(adapts: bool) -> None:
     """The model's excess follows the step to the power 1.5, and is five times the prediction."""
     control = QualityControl.of(0.01, adapts=adapts)
     for _ in range(40):
-        control = control.measured(0.2 * control.step_size**1.5)
+        control = control.with_measurement(0.2 * control.step_size**1.5)
     cost = 0.2 * control.step_size**1.5 * Prices.of(adapts=adapts).a_nat
     assert cost == pytest.approx(0.01, rel=0.1)
 

@@ -253,14 +253,14 @@ def test_what_is_below_all_that_trains_is_constant_if_samples_come_again(run_spe
         return replace(run_spec, train=replace(train, **wanted))
 
     twice = of()
-    assert [twice.is_constant(boundary) for boundary in (1, 2, 3)] == [True, True, False]
-    keeps = {layers: of().keeps_input(LayerRange(*layers)) for layers in ((0, 2), (0, 3), (1, 2))}
+    assert [twice.is_cacheable(boundary) for boundary in (1, 2, 3)] == [True, True, False]
+    keeps = {layers: of().caches_input(LayerRange(*layers)) for layers in ((0, 2), (0, 3), (1, 2))}
     assert keeps == {(0, 2): False, (0, 3): False, (1, 2): False}
-    assert twice.keeps_input(LayerRange(1, 3))
-    assert twice.keeps_input(LayerRange(2, 3))
+    assert twice.caches_input(LayerRange(1, 3))
+    assert twice.caches_input(LayerRange(2, 3))
     for never in (of(num_steps=2), of(dropout=True), of(train_layers="0-2")):
-        assert not never.is_constant(1)
-        assert not never.keeps_input(LayerRange(2, 3))
+        assert not never.is_cacheable(1)
+        assert not never.caches_input(LayerRange(2, 3))
     assert of(train_layers="0-2").work(LayerRange(0, 3)) == 3
     assert twice.work(LayerRange(0, 3)) == pytest.approx(1 + 2 / 3)
     assert of(adapter=Adapter.LORA).work(LayerRange(1, 2)) == 1 / 2
@@ -507,7 +507,7 @@ def test_stages_that_train_one_weight_sum_its_gradients(
     plain = RunSpec(model=replace(model, shared_bytes=0), train=spec.train)
     layers = LayerRange(1, 2)
     copies = COPIES_PER_WEIGHT if shared and values else 1
-    assert spec.held_bytes(layers) == plain.held_bytes(layers) + copies * shared
+    assert spec.memory_bytes(layers) == plain.memory_bytes(layers) + copies * shared
     assert spec.trained_bytes(layers) == plain.trained_bytes(layers) + (shared if values else 0)
 
 

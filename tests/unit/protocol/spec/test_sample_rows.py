@@ -18,8 +18,8 @@ from swarm_ft.protocol.spec.sample_rows import (
     Words,
     counts_of,
     counts_of_all,
-    filled_up,
-    joined,
+    join_documents,
+    pad_rows,
     rows_in,
     samples_in,
     targets_in,
@@ -40,7 +40,7 @@ Made = list[list[tuple[int, bool]]]
 
 def rows_of(made: Made, seq_length: int = 9) -> Words:
     words = [words_of(*map(list, zip(*sample, strict=True))) for sample in made]
-    return np.concatenate([filled_up(one, seq_length) for one in words])
+    return np.concatenate([pad_rows(one, seq_length) for one in words])
 
 
 def row(*words: int) -> Words:
@@ -126,8 +126,8 @@ def test_what_is_no_sample_is_refused_and_named(words: tuple[int, ...], why: str
 @given(SAMPLES)
 def test_documents_that_share_a_sample_come_out_as_each_of_them_alone(made: Made) -> None:
     documents = [words_of(*map(list, zip(*one, strict=True))) for one in made]
-    packed = filled_up(joined(documents), 9 * len(made))
-    alone = np.concatenate([filled_up(one, 9) for one in documents])
+    packed = pad_rows(join_documents(documents), 9 * len(made))
+    alone = np.concatenate([pad_rows(one, 9) for one in documents])
     assert text_refusal(packed, VOCAB) is None
     assert np.array_equal(token_ids_of(packed[0]), np.concatenate(list(map(token_ids_of, alone))))
     counts, of_alone = counts_of(packed), counts_of(alone)
@@ -144,7 +144,7 @@ def test_documents_that_share_a_sample_come_out_as_each_of_them_alone(made: Made
 
 
 def test_counts_of_parts_are_those_of_all() -> None:
-    packed = filled_up(joined([words_of([1, 2]), words_of([3, 4, 5])]), 6)
+    packed = pad_rows(join_documents([words_of([1, 2]), words_of([3, 4, 5])]), 6)
     rows = np.concatenate([row(1, 2, 3, 4, 5, 6), packed, row(1, 2, 3, 4, 5, NO_TOKEN)])
     whole = Counts(5 + 3 + 4, (6, 5, 5), ((), (2, 3), ()))
     assert counts_of(rows) == whole

@@ -17,16 +17,16 @@ from swarm_ft.protocol.spec.sample_rows import (
     START,
     Words,
     counts_of,
-    filled_up,
-    labelled,
+    label_tokens,
     labels_in,
+    pad_rows,
     rows_in,
     samples_in,
     targets_in,
     text_refusal,
     token_ids_of,
 )
-from swarm_ft.protocol.spec.tasks import CausalLm, Classification, summed
+from swarm_ft.protocol.spec.tasks import CausalLm, Classification, sum_counts
 
 VOCAB = 50
 NAMES = ("a", "b", "c")
@@ -43,12 +43,12 @@ def row(*words: int) -> Words:
 
 
 def word(token_id: int, label: int) -> int:
-    return int(labelled([token_id], [label])[0])
+    return int(label_tokens([token_id], [label])[0])
 
 
 def sample(ids: list[int], label: int) -> Words:
     labels = [*([NO_LABEL] * (len(ids) - 1)), label]
-    return filled_up(labelled(ids, labels), LENGTH)
+    return pad_rows(label_tokens(ids, labels), LENGTH)
 
 
 @given(SAMPLES)
@@ -73,7 +73,7 @@ def test_a_class_stands_at_the_last_token_and_is_the_only_target(
 def test_each_token_may_have_a_class_the_first_too(made: list[tuple[int, int]]) -> None:
     ids, labels = ([one[place] for one in made] for place in (0, 1))
     labels = [NO_LABEL if label < 0 else label for label in labels]
-    rows = filled_up(labelled(ids, labels), LENGTH)
+    rows = pad_rows(label_tokens(ids, labels), LENGTH)
     has_one = any(label != NO_LABEL for label in labels)
     assert (EACH.refusal(rows, VOCAB) is None) == has_one
     assert samples_in(rows).labels[0].tolist() == labels
@@ -184,8 +184,8 @@ def test_counts_of_parts_sum_to_those_of_all(pairs: list[tuple[int, int]]) -> No
     def of(part: list[tuple[int, int]]) -> list[int]:
         return counts([a for a, _ in part], [b for _, b in part], 3)
 
-    assert summed([of(pairs[:1]), (), of(pairs[1:])]) == tuple(of(pairs))
-    assert summed([]) == summed([()]) == ()
+    assert sum_counts([of(pairs[:1]), (), of(pairs[1:])]) == tuple(of(pairs))
+    assert sum_counts([]) == sum_counts([()]) == ()
 
 
 # ---- two texts
@@ -197,20 +197,20 @@ def test_tokens_of_a_second_text_are_told_from_those_of_the_first(
 ) -> None:
     ids, are_second = ([one[place] for one in made] for place in (0, 1))
     labels = [*([NO_LABEL] * (len(ids) - 1)), 2]
-    rows = filled_up(labelled(ids, labels, are_second), LENGTH)
+    rows = pad_rows(label_tokens(ids, labels, are_second), LENGTH)
     assert WHOLE.refusal(rows, VOCAB) is None
     samples = samples_in(rows)
     assert (samples.token_ids[0] % SECOND).tolist() == ids == token_ids_of(rows[0]).tolist()
     assert (samples.token_ids[0] >= SECOND).tolist() == are_second
     assert samples.labels[0].tolist() == labels
-    assert counts_of(rows) == counts_of(filled_up(labelled(ids, labels), LENGTH))
+    assert counts_of(rows) == counts_of(pad_rows(label_tokens(ids, labels), LENGTH))
 
 
 def test_no_mark_of_a_word_is_another() -> None:
-    last = int(labelled([MAX_VOCAB_SIZE - 1], [MAX_LABELS - 1], True)[0])
+    last = int(label_tokens([MAX_VOCAB_SIZE - 1], [MAX_LABELS - 1], True)[0])
     assert SECOND | LABELLED <= last < CONTEXT
     assert labels_in(row(last)).tolist() == [[MAX_LABELS - 1]]
-    read = int(labelled([MAX_VOCAB_SIZE - 1], [NO_LABEL], True)[0])
+    read = int(label_tokens([MAX_VOCAB_SIZE - 1], [NO_LABEL], True)[0])
     assert CONTEXT | SECOND < read < NO_TOKEN
     assert samples_in(row(read, NO_TOKEN)).token_ids.tolist() == [[SECOND | MAX_VOCAB_SIZE - 1]]
 

@@ -33,7 +33,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 from tests.specs import model_spec, run_spec, train_spec
 from tests.unit.protocol.wire.wire_values import WIRES, has_fields, kinds_of, present, said_of
 
@@ -110,7 +110,7 @@ def _bytes(notes: tuple[Any, ...]) -> bytes:
 
 
 def _number(notes: tuple[Any, ...], field: FieldDescriptor, name: str) -> int:
-    if any(isinstance(note, Spoken) for note in notes):
+    if any(isinstance(note, VersionField) for note in notes):
         return PROTOCOL_VERSION
     for note in notes:
         if isinstance(note, OneOf):

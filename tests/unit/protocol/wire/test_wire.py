@@ -21,7 +21,7 @@ from swarm_ft.ids import Attempt, RunId
 from swarm_ft.proto import coordinator_pb2
 from swarm_ft.protocol.messages.control import PeerGoodbye, StageFailed
 from swarm_ft.protocol.spec.bounds import MAX_TEXT_BYTES
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import WireType, wire_type
 from swarm_ft.transport.methods import COLLECTED, JOIN, LINK
@@ -240,7 +240,7 @@ def test_a_message_without_a_body_is_refused(wire: WireType[Any]) -> None:
 )
 def test_another_version_is_told_with_who_is_to_be_updated(version: int, words: str) -> None:
     with pytest.raises(VersionMismatch) as caught:
-        Spoken("peer", "coordinator").check(version, "alice")
+        VersionField("peer", "coordinator").check(version, "alice")
     us = f"the coordinator (swarm-ft {described_version()}) has protocol version "
     assert caught.value.message.startswith(f"{us}{PROTOCOL_VERSION}, ")
     assert words in caught.value.message

@@ -51,7 +51,7 @@ from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.member_name import ChosenName, ShownName
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, Dtype, ModelSpec, RunSpec, TrainSpec
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import DEFAULTS, IDS, WireType
 from swarm_ft.transport import methods
@@ -111,7 +111,7 @@ def _of(hint: Any, field: FieldDescriptor | None) -> Strategy:
     if _is_union(hint):
         return st.none() | _of(present(hint), field)
     kind, notes = said_of(hint)
-    if any(isinstance(note, Spoken) for note in notes):
+    if any(isinstance(note, VersionField) for note in notes):
         return st.just(PROTOCOL_VERSION)
     if get_origin(kind) is not None:
         return _collection(kind, notes, field)
