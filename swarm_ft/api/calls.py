@@ -216,7 +216,7 @@ async def _serve(
         models=tuple(map(str, models)),
         allow_models=tuple(allow_models),
         model_disk_bytes=model_disk_bytes,
-        memory_bytes=None if memory_gib is None else int(memory_gib * (1 << 30)),
+        lent_memory_bytes=None if memory_gib is None else int(memory_gib * (1 << 30)),
         max_stages=max_stages,
         threads=threads,
         watts=watts,

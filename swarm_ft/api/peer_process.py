@@ -85,7 +85,7 @@ class ServeOptions:
         models: Directories below which jobs may name models.
         model_disk_bytes: Disk for hub models, in bytes; None: MODEL_SHARE of the free disk.
         allow_models: Hub ids that jobs may name, as ORG/NAME or ORG/*; empty: all public models.
-        memory_bytes: Memory for stages, in bytes; None: 80 % of the memory free beside
+        lent_memory_bytes: Memory for stages, in bytes; None: 80 % of the memory free beside
             buffers.
         max_stages: Maximum number of stages at a time, each of another run.
         threads: CPU threads to compute with; None: torch's default.
@@ -111,7 +111,7 @@ class ServeOptions:
     models: tuple[str, ...] = ()
     allow_models: tuple[str, ...] = ()
     model_disk_bytes: int | None = None
-    memory_bytes: int | None = None
+    lent_memory_bytes: int | None = None
     max_stages: int = MAX_HOSTED
     threads: int | None = None
     watts: float = 0.0
@@ -558,11 +558,11 @@ def _lent_bytes(options: ServeOptions) -> tuple[int, int]:
 
     torch_device = pick_device(options.device)
     has_bytes = total_memory_bytes(torch_device)
-    if options.memory_bytes is not None:
+    if options.lent_memory_bytes is not None:
         where = "this machine" if torch_device.type == "cpu" else str(torch_device)
-        check_memory("--memory", options.memory_bytes, has_bytes, where)
-        limit_memory(torch_device, options.memory_bytes)
-        return options.memory_bytes, has_bytes or 0
+        check_memory("--memory", options.lent_memory_bytes, has_bytes, where)
+        limit_memory(torch_device, options.lent_memory_bytes)
+        return options.lent_memory_bytes, has_bytes or 0
     free_bytes = free_memory_bytes(torch_device)
     if shares_memory(torch_device):  # Buffers use the same memory.
         free_bytes -= min(options.buffers.memory_bytes, free_bytes // 2)

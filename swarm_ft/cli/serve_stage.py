@@ -136,7 +136,7 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option(
     "--memory",
-    "memory_bytes",
+    "lent_memory_bytes",
     metavar="SIZE",
     type=ByteSize(minimum=1),
     help="Memory for stages and their microbatches, such as 5GiB; limits --layers auto. On a GPU "

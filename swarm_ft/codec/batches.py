@@ -334,5 +334,5 @@ class _Passage(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
-        passed = ctx.boundary.passed(gradient.contiguous(), ctx.sample_ids, Direction.BACKWARD)
+        passed = ctx.boundary.transfer(gradient.contiguous(), ctx.sample_ids, Direction.BACKWARD)
         return passed, None, None

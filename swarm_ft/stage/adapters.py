@@ -192,13 +192,13 @@ def attach(module: StageModule, spec: RunSpec) -> None:
         BadOption: peft rejects a layer.
     """
     module.requires_grad_(False)
-    names = targets_of(module.model, module.architecture, spec)
-    for layer in map(module.model.get_submodule, names):
+    names = targets_of(module.causal_model, module.architecture, spec)
+    for layer in map(module.causal_model.get_submodule, names):
         packing = packing_of(layer)
         if packing is not None:  # peft reads the shape here if the layer does not have it
             layer.weight.ds_shape = packing.shape
     if names:
-        _inject(module.model, names, spec.train)
+        _inject(module.causal_model, names, spec.train)
     for name, layer in _adapted(module).items():
         _initialise(layer, f"{spec.train.seed}/adapter/{name}")
     for head in heads_in(module, spec):  # last, because peft freezes all other weights
@@ -235,7 +235,7 @@ def _config(model: PreTrainedModel, names: Collection[str], train: TrainOptions)
 
 
 def _adapted(module: StageModule) -> dict[str, LoraLayer]:
-    if not hasattr(module.model, "peft_config"):  # as `_inject` leaves it
+    if not hasattr(module.causal_model, "peft_config"):  # as `_inject` leaves it
         return {}
     from peft.tuners.lora import LoraLayer
 
@@ -282,7 +282,7 @@ def adapter_weights(module: StageModule) -> dict[str, Tensor]:
     if _adapted(module):
         from peft import get_peft_model_state_dict
 
-        found |= get_peft_model_state_dict(module.model, save_embedding_layers=False)
+        found |= get_peft_model_state_dict(module.causal_model, save_embedding_layers=False)
     return {f"{_PREFIX}{name}": tensor.contiguous() for name, tensor in found.items()}
 
 

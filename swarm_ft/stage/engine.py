@@ -486,7 +486,7 @@ class StageEngine:
             output: Tensor = module(x.to(self._device), None, None, cache).float()
         self._check_text(output, "output")
         if cache is not None:
-            cache.passed(x.shape[1])
+            cache.count_tokens(x.shape[1])
         return output.cpu()
 
     def last_logits(self, output: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ class StageModule(nn.Module):
         model.get_submodule(self.architecture.blocks).called_by = self._range.proxy
 
     @property
-    def model(self) -> PreTrainedModel:
+    def causal_model(self) -> PreTrainedModel:
         """Model with its head, as far as the stage has it."""
         return self._unnamed[0]
 
@@ -151,7 +151,7 @@ class StageModule(nn.Module):
             BadModel: A buffer that no checkpoint has cannot be computed.
         """
         self.load_state_dict(tensors, strict=True, assign=True)
-        fill_buffers(self.model)
+        fill_buffers(self.causal_model)
         if device.type != "cpu":  # the tensors are on the CPU otherwise
             self.to(device)
         if tie:
@@ -193,7 +193,7 @@ class StageModule(nn.Module):
     @property
     def is_bidirectional(self) -> bool:
         """Whether tokens see later tokens; see `Ending`."""
-        return is_bidirectional(self.model.config)
+        return is_bidirectional(self.causal_model.config)
 
     def forward(
         self,
@@ -211,14 +211,14 @@ class StageModule(nn.Module):
             lengths: See `Lengths`.
             cache: Cache of the tokens before, see `stage.kv_cache`, to which these are added.
         """
-        base = base_of(self.model)[1]
+        base = base_of(self.causal_model)[1]
         if cache is not None:
             return self._run_blocks(partial(base, past_key_values=cache), x, dropout, cache)[0]
         return self._compute(base, x, dropout, lengths)[0]
 
     def routed(self, x: Tensor, dropout: DropoutSeeds | None, lengths: Lengths) -> Outputs:
         """Compute hidden states, and router logits [B T, experts] of each block with a router."""
-        base = partial(base_of(self.model)[1], output_router_logits=True)
+        base = partial(base_of(self.causal_model)[1], output_router_logits=True)
         return self._compute(base, x, dropout, lengths)
 
     def _compute(
@@ -247,7 +247,7 @@ class StageModule(nn.Module):
         return self._masks_documents
 
     def _try_masks(self) -> bool:
-        base, config = base_of(self.model)[1], self.model.config
+        base, config = base_of(self.causal_model)[1], self.causal_model.config
         x = torch.arange(math.prod(TRIAL_SIZE)).view(TRIAL_SIZE) % config.vocab_size
         if not self.is_first:
             random = torch.Generator().manual_seed(0)
@@ -287,7 +287,7 @@ class StageModule(nn.Module):
     def _reading(self, base: Callable[..., object], tokens_bt: Tensor) -> Callable[..., object]:
         """Return the base with tokens as its input, and with their text if it distinguishes two."""
         token_ids = tokens_bt % SECOND
-        if not has_token_types(self.model.config):
+        if not has_token_types(self.causal_model.config):
             return partial(base, input_ids=token_ids)
         return partial(base, input_ids=token_ids, token_type_ids=tokens_bt // SECOND)
 
@@ -320,12 +320,12 @@ class StageModule(nn.Module):
 
     def logits(self, hidden_btc: Tensor) -> Tensor:
         """Return the whole model's logits for its last block's output; see `Ending`."""
-        logits: Tensor = self._range.beyond(self.model, hidden_btc).logits
+        logits: Tensor = self._range.beyond(self.causal_model, hidden_btc).logits
         return logits
 
     def normalise(self, hidden_btc: Tensor) -> Tensor:
         """Return the normalised output of the last block; see `Ending`."""
-        _, base = base_of(self.model)
+        _, base = base_of(self.causal_model)
         normed: Tensor = self._range.beyond(base, hidden_btc).last_hidden_state
         return normed
 

@@ -181,7 +181,7 @@ class StageWeights:
         form: Callable[[Lazy], Tensor],
         dtype: torch.dtype,
     ) -> Iterator[tuple[str, Tensor]]:
-        model = self.module.model
+        model = self.module.causal_model
         for part in parts:
             tensors = to_published(model, {name: form(one) for name, one in part.items()})
             for name in tuple(tensors):

@@ -62,7 +62,7 @@ def test_a_key_that_there_is_not_is_named_with_the_nearest(run_here: RunHere, jo
     job.write_text(f"{job.read_text()}epoch: 3\n")
     done = run_here("client", "train", job)
     assert done.code == 2
-    assert done.err == (f"swarm-ft: {job}: epoch: there is no such key; did you mean 'epochs'?\n")
+    assert done.err == (f"swarm-ft: {job}: epoch: no such key; did you mean 'epochs'?\n")
 
 
 def test_defaults_are_for_every_command(run_here: RunHere, config: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_preview_has_the_defaults_of_its_job(run_here: RunHere, config: Path, 
 def test_notes_of_a_job_are_on_standard_error(run_here: RunHere, job: Path) -> None:
     job.write_text(f"{job.read_text()}logging_steps: 1\n")
     shown = run_here("client", "train", job, "--print-config")
-    assert f"{job}: logging_steps: without effect here" in shown.err
+    assert f"{job}: logging_steps: no effect on the result here" in shown.err
     assert (
         "left out, with another default than axolotl's: num_epochs (1 there, 3 here)" in shown.err
     )

@@ -70,7 +70,7 @@ def test_table_covers_what_decoders_call() -> None:
     assert kernels == {
         "unpack",
         "dequantize",
-        "turn",
+        "flip_signs",
         "slice_contexts",
         "shifts_of",
         "decode_symbols",
@@ -89,9 +89,9 @@ def cases() -> Iterator[Case]:
     yield from coded_cases(generator)
     for seed in (0, 77, 2**32 - 1):
         codes = torch.tensor([0, 1, -1, 2047, -32768, 32767]).to(torch.int16).repeat(3, 4)
-        yield "turn", f"seed {seed}", (codes, seed)
+        yield "flip_signs", f"seed {seed}", (codes, seed)
         shifts = torch.arange(codes.numel()).remainder(3).remainder(2).to(torch.uint8)
-        yield "turn", f"seed {seed}, shifted", (codes, seed, shifts)
+        yield "flip_signs", f"seed {seed}, shifted", (codes, seed, shifts)
         for slices in range(1, 5):
             classes = torch.arange(40).remainder(15).to(torch.uint8)
             yield "slice_contexts", f"{slices} slices, seed {seed}", (classes, seed, slices)

@@ -295,11 +295,11 @@ def test_codes_whose_dither_leans_down_are_turned(
     backend: Backend, shape: tuple[int, int], seed: int
 ) -> None:
     codes = torch.randint(-MAX_CODE, MAX_CODE, shape, generator=drawn(seed)).to(torch.int16)
-    turned = backend("turn", codes, seed)
+    turned = backend("flip_signs", codes, seed)
     down = (mix(torch.arange(codes.numel()), seed) >> 28).view(shape) < 8
     assert turned.dtype == torch.int16
     assert torch.equal(turned, torch.where(down, -codes, codes))
-    assert torch.equal(backend("turn", turned, seed), codes)
+    assert torch.equal(backend("flip_signs", turned, seed), codes)
 
 
 @FEW
@@ -352,7 +352,7 @@ def test_symbols_and_contexts_of_values_are_those_of_the_turned_codes(
     codes, symbols, contexts = backend("quantize_symbols", x, base, scales, grid, coding)
     expected, classes = backend("quantize", x, base, scales, grid), (rows[:, None] + cols).view(-1)
     if slices:
-        expected = backend("turn", expected, seed)
+        expected = backend("flip_signs", expected, seed)
         classes = backend("slice_contexts", classes, seed, slices)
     assert (codes - expected.view(-1)).abs().max() <= 1  # between two codes either will do
     assert (codes == expected.view(-1)).float().mean() > 0.95
@@ -391,7 +391,7 @@ def test_codes_along_a_trellis_are_what_their_symbols_say(
     for i in range(lanes, codes.numel()):
         expected.append(lowest[i - lanes] ^ (expected[i - 2 * lanes] if i >= 2 * lanes else 0))
     assert shifts.tolist() == expected[: codes.numel()]
-    turned = backend("turn", codes, seed, shifts).view(shape)
+    turned = backend("flip_signs", codes, seed, shifts).view(shape)
     y = backend("dequantize", turned, None, scales, WideGrid(seed=seed, shifts=shifts))
     off = ((y - x) / scale_table(scales)).abs()
     size = x.abs() / scale_table(scales)
@@ -410,7 +410,7 @@ def test_the_path_errs_least_of_all_there_are(
         Coding(_zeros(len(x)), _zeros(x.shape[1]), 4, 0),
     )
     codes, _, _, shifts = backend("trellis_symbols", x, None, one, seed, coding, 1)
-    turned = backend("turn", codes, seed, shifts).view(x.shape)
+    turned = backend("flip_signs", codes, seed, shifts).view(x.shape)
     y = backend("dequantize", turned, None, one, WideGrid(seed=seed, shifts=shifts))
     errors = [
         _error_of(x[0], seed, [way >> k & 1 for k in range(count)]) for way in range(1 << count)
@@ -447,7 +447,7 @@ def test_a_trellis_errs_a_fifth_less_than_nearest_codes_and_nearly_without_bias(
         Coding(_zeros(len(x)), _zeros(x.shape[1]), 4, 0),
     )
     codes, _, _, shifts = fast("trellis_symbols", x, None, one, 5, coding, 32)
-    turned = fast("turn", codes, 5, shifts).view(x.shape)
+    turned = fast("flip_signs", codes, 5, shifts).view(x.shape)
     error = fast("dequantize", turned, None, one, WideGrid(seed=5, shifts=shifts)) - x
     many = len(x) > 20
     assert error.square().mean() == pytest.approx(0.0663, rel=0.01 if many else 0.1)

@@ -128,7 +128,7 @@ async def test_shadows_change_nothing_but_what_is_sent(
     job = make_job(
         num_samples=8, num_eval_samples=3, num_steps=NUM_STEPS, eval_steps=3, quality=ASKED
     )
-    monkeypatch.setattr(QualityControl, "measured", lambda self, _excess: self)
+    monkeypatch.setattr(QualityControl, "with_measurement", lambda self, _excess: self)
     measured = await quiet_run(job, tmp_path / "measured")
     monkeypatch.setattr("swarm_ft.coordinator.plan.steps.casts_shadows", lambda *_: False)
     plain = await quiet_run(job, tmp_path / "plain")

@@ -46,7 +46,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[SwarmState]:
         last[0] = after
         decided(self, before, event, after, effects)
 
-    monkeypatch.setattr(Recorder, "decided", note)
+    monkeypatch.setattr(Recorder, "record_decision", note)
     return last
 
 

@@ -73,7 +73,7 @@ def test_a_small_machine_lends_its_defaults(
         assert lent.resources.buffer_memory_bytes == GIB
         assert lent.device_memory_bytes == GIB
         assert 0 < lent.memory_bytes <= GIB // 2
-    asked = replace(options, memory_bytes=2 * GIB)
+    asked = replace(options, lent_memory_bytes=2 * GIB)
     with (
         pytest.raises(BadOption, match="--memory: expected at most 1 GiB"),
         prepare_peer(HERE, asked),

@@ -139,7 +139,7 @@ async def test_a_stranger_to_a_run_cannot_fail_it(
                 raise ZeroDivisionError("a bug")
             sound(turn, run)
 
-        monkeypatch.setattr(Transition, "keep", keep)
+        monkeypatch.setattr(Transition, "set_run", keep)
         failed = StageFailed(run_id=BAD, attempt=Attempt(1), code="bad-model", message="")
         await stranger.say(failed)
         with pytest.raises(SwarmError):

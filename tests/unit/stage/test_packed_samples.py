@@ -114,7 +114,7 @@ class Trained:
     ) -> None:
         pipeline = Pipeline(open_checkpoint(str(source)), train, num_stages, torch.float32)
         modules = [stage.weights.module for stage in pipeline.stages]
-        for part in (part for one in modules for part in one.model.modules()):
+        for part in (part for one in modules for part in one.causal_model.modules()):
             if attention is not None and isinstance(part, PreTrainedModel):
                 part.set_attn_implementation(attention)
         num_targets = sum(counts_of(rows).num_targets for rows in batches)
