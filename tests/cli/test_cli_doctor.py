@@ -63,9 +63,9 @@ def examined(shell: Shell, word: str) -> Findings:
 
 def test_ipv6_is_used_where_both_have_it(found: dict[str, Findings]) -> None:
     assert found["ipv6"]["ipv6"]["verdict"] == "ok"
-    assert found["ipv6"]["ipv6"]["says"].startswith("2a45:")
+    assert found["ipv6"]["ipv6"]["text"].startswith("2a45:")
     without = found["varies"]["ipv6"]
-    assert (without["verdict"], without["says"]) == ("note", "this machine has no IPv6 address")
+    assert (without["verdict"], without["text"]) == ("note", "this machine has no IPv6 address")
     assert without["advice"]
 
 
@@ -76,7 +76,7 @@ def test_an_address_that_does_not_answer_keeps_nobody_out(found: dict[str, Findi
 
 @pytest.mark.parametrize("home", ["ipv6", "varies"])
 def test_the_link_is_measured_before_anybody_joins(found: dict[str, Findings], home: str) -> None:
-    says = found[home]["link"]["says"]
+    says = found[home]["link"]["text"]
     match = re.fullmatch(r"([\d,.]+) Mbps to the coordinator, ([\d,.]+) from there", says)
     assert match, says
     up_mbps, down_mbps = map(float, match.groups())
@@ -85,7 +85,7 @@ def test_the_link_is_measured_before_anybody_joins(found: dict[str, Findings], h
 
 
 def test_how_others_reach_it_is_told(found: dict[str, Findings]) -> None:
-    assert "punched" in found["ipv6"]["others"]["says"]
-    assert "relayed" in found["varies"]["others"]["says"]
+    assert "punched" in found["ipv6"]["others"]["text"]
+    assert "relayed" in found["varies"]["others"]["text"]
     assert found["varies"]["router"]["verdict"] == "note"
     assert {home["relay"]["verdict"] for home in found.values()} == {"ok"}

@@ -150,7 +150,7 @@ def test_without_a_relay_whoever_nobody_reaches_is_told_why(tmp_path: Path) -> N
             told[kind] = json.loads(ask(process, "?"))
     assert (told["open"]["verdict"], told["open"]["cause"]) == ("ok", "")
     assert (told["cone"]["verdict"], told["cone"]["cause"]) == ("bad", "router")
-    assert "no relay" in told["cone"]["says"]
+    assert "no relay" in told["cone"]["text"]
 
 
 def test_no_router_let_anybody_in_unasked(world: World) -> None:

@@ -38,7 +38,7 @@ EXPORTED = {
     "SwarmConfig",
     "LocalPipeline",
     "BufferOptions",
-    "Listening",
+    "ListenOptions",
     "Quotas",
     "RunReport",
     "SwarmError",

@@ -147,7 +147,7 @@ def test_a_peer_is_named_as_people_know_it() -> None:
     drawn = default_name("e" * 32)
     assert parse_change(f"peer {drawn}: gone", state, names).peer_id == "e" * 32
     for words in ("gone", "ada-3091"):
-        with pytest.raises(BadOption, match=f"expected one of those there: ada-3090, {drawn}, eve"):
+        with pytest.raises(BadOption, match=f"expected one of the peers ada-3090, {drawn}, eve"):
             parse_change(f"peer {words}: gone", state, names)
     names.add("b" * 32, "Ada-3O9O")
     assert parse_change("peer ada-3090: gone", state, names).peer_id == "a" * 32

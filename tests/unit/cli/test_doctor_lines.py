@@ -59,7 +59,7 @@ async def test_programs_are_told_in_one_line(capsys: pytest.CaptureFixture[str])
     (line,) = told.out.splitlines()
     clock, others = json.loads(line)["reach"]
     assert (clock["about"], clock["verdict"], clock["advice"]) == ("clock", "note", "set it")
-    assert (others["says"], others["cause"]) == ("reach this machine directly", "")
+    assert (others["text"], others["cause"]) == ("reach this machine directly", "")
 
 
 def examined(tmp_path: Path) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def examined(tmp_path: Path) -> dict[str, Any]:
 def test_the_machine_itself_is_looked_at(tmp_path: Path) -> None:
     found = examined(tmp_path)
     assert list(found)[:3] == ["packages", "device", "disk"]
-    assert f"torch {torch.__version__}" in found["packages"]["says"]
-    assert f"GiB free in {tmp_path}, written at" in found["disk"]["says"]
+    assert f"torch {torch.__version__}" in found["packages"]["text"]
+    assert f"GiB free in {tmp_path}, written at" in found["disk"]["text"]
 
 
 def test_a_gpu_that_torch_cannot_use_is_told(
@@ -87,7 +87,7 @@ def test_a_gpu_that_torch_cannot_use_is_told(
     monkeypatch.setattr(subprocess, "run", run)
     device = examined(tmp_path)["device"]
     assert device["verdict"] == "note"
-    assert "torch cannot use NVIDIA RTX 4090 (driver 555.42)" in device["says"]
+    assert "torch cannot use NVIDIA RTX 4090 (driver 555.42)" in device["text"]
     assert "CUDA" in device["advice"]
 
 
@@ -102,7 +102,7 @@ def test_a_key_that_others_may_read_is_told(tmp_path: Path) -> None:
     assert "key" not in examined(tmp_path)
     name = name_of(key_at(key).public_key())
     found = examined(tmp_path)["key"]
-    assert (found["verdict"], found["says"]) == ("ok", f"{name}, in {key}")
+    assert (found["verdict"], found["text"]) == ("ok", f"{name}, in {key}")
     key.chmod(0o644)
     found = examined(tmp_path)["key"]
     assert (found["verdict"], found["advice"]) == ("bad", f"chmod 600 {key}")

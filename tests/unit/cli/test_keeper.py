@@ -17,7 +17,7 @@ class Node:
 
     def __init__(self) -> None:
         self.heard: list[str] = []
-        self.leaves = False
+        self.is_draining = False
 
     def pause(self, reason: str) -> None:
         self.heard.append(reason)
@@ -50,7 +50,7 @@ def test_who_resumes_while_the_month_is_used_up_pauses_for_that() -> None:
 
 def test_who_leaves_for_good_is_left_alone() -> None:
     node = Node()
-    node.leaves = True
+    node.is_draining = True
     keeper_of(node).request_pause(to_pause=True)
     assert node.heard == []
 

@@ -136,7 +136,7 @@ async def test_a_run_is_told_as_it_is_now(job: Job) -> None:
         only = await client.submit(job.spec, job.samples)
         assert (await client.run(only.run_id)).spec == job.spec
         assert (await client.run(None)).run_id == only.run_id
-        with pytest.raises(NotFound, match="run none is not known here, or not yours"):
+        with pytest.raises(NotFound, match="none is not known here, or not yours"):
             await client.run(RunId("none"))
 
 

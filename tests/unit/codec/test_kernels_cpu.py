@@ -39,7 +39,7 @@ UNFIT = {
     "classes of a trellis": ("trellis_symbols", X[:2], None, WIDE[0], 1, CODING, 4),
     "lanes of shifts": ("shifts_of", CODES, 3),
     "shifts": ("dequantize", X.short(), None, WIDE[0], WideGrid(seed=1, shifts=CODES)),
-    "shifts of a turn": ("turn", X.short(), 1, CODES),
+    "shifts of a turn": ("flip_signs", X.short(), 1, CODES),
     "tiles": ("hadamard", X, 3),
 }
 

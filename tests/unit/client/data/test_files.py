@@ -87,7 +87,7 @@ def test_of_a_directory_one_split_is_taken(tmp_path: Path) -> None:
     lay(tmp_path, "train.csv", "test.csv", "dataset_info.json", ".hidden.json", "README.md")
     assert found(tmp_path) == ["train.csv"]
     assert found(tmp_path, split="test") == ["test.csv"]
-    assert found(tmp_path, instead=("validation", "test")) == ["test.csv"]
+    assert found(tmp_path, preferred_splits=("validation", "test")) == ["test.csv"]
     with pytest.raises(BadDataset, match="no split 'validation'; it has test, train"):
         found(tmp_path, split="validation")
 
