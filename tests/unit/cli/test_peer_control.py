@@ -33,7 +33,7 @@ class Node:
     def __init__(self) -> None:
         self.said: list[FromPeer] = []
         self.presence = DrainState(self.said.append, lambda _: None)
-        self.hosts = True
+        self.has_stages = True
         self.reported: Contribution | None = None
 
     @property
@@ -88,7 +88,7 @@ async def test_a_home_with_a_long_path_is_reached(tmp_path: Path) -> None:
         (state,) = await states(home, "status")
         assert state.state == "working"
     assert not (home / SOCKET).exists()
-    with pytest.raises(Unavailable, match="no peer runs in"):
+    with pytest.raises(Unavailable, match="no peer of this user is running in"):
         await states(home, "status")
 
 
