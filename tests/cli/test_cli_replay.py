@@ -74,8 +74,8 @@ def test_processes_are_replayed_while_they_run_and_after(
     peers = [peer["peer"] for peer in at_nine["peers"]]
     compared = replayed("--at", 9, "--trace", trace, "--what-if", f"peer {peers[0]}: 0.1 Mbps")
     assert (compared["run_id"], compared["step"]) == (run["run"], 9)
-    assert compared["changed"]["num_steps"] == compared["without"]["num_steps"] == 20
-    assert compared["changed"]["step_s"] > compared["without"]["step_s"]
+    assert compared["changed"]["num_steps"] == compared["baseline"]["num_steps"] == 20
+    assert compared["changed"]["step_s"] > compared["baseline"]["step_s"]
     assert {event["args"].get("step") for event in json.loads(trace.read_text())} >= {0, 8}
     lines = run_here(
         *("replay", journal, "--encrypt-at-rest", key, "--at", 9),

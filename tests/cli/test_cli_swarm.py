@@ -243,7 +243,7 @@ def test_a_plan_says_what_a_job_would_take_and_begins_nothing(
     assert [of["microbatches"] for of in memory] == [4, 3, 1]
     for of in memory:
         microbatches = of["microbatches"] * of["microbatch"]
-        assert of["total"] == of["held"] + microbatches + of["temporaries"]
+        assert of["total"] == of["static"] + microbatches + of["temporaries"]
     # Links are measured one after the other, and may be so still.
     assert "3 of 3 peers did not report their power draw (--watts)" in planned["unknown"]
     words = run_here(*command).out
