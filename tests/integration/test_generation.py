@@ -202,7 +202,7 @@ async def test_nobody_speaks_before_a_run_is_finished_and_after_it_is_fetched(
     async with LocalSwarm(tmp_path, ["0-3", "3-6"]) as swarm:
         status = await finished(swarm, job)
         early = replace(status, phase=RunPhase.TRAINING, committed_steps=1)
-        with pytest.raises(Unavailable, match="is training, at step 1 of 2; its stages continue"):
+        with pytest.raises(Unavailable, match="is training, at step 1 of 2; generate works once"):
             check_generates(early)
         async with text_at(swarm.client, status, PeerId("peer-0"), LayerRange(0, 3)) as stream:
             await said(stream, TextTokens(token_ids=bytes(4)))

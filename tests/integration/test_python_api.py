@@ -158,7 +158,7 @@ def submitted_and_fetched(sample: DemoInput, out: Path, way: Any) -> swarm_ft.Ru
     steps: list[RunEvent] = []
     report = swarm_ft.attach(run_id, out=out, progress=False, on_event=steps.append, **way)
     assert [one.loss for one in steps if isinstance(one, StepCommitted)] == list(report.losses)
-    with pytest.raises(RunFailed, match="its result was collected"):
+    with pytest.raises(RunFailed, match="its result was fetched"):
         swarm_ft.attach(run_id, out=out, progress=False, **way)
     return report
 
