@@ -501,7 +501,7 @@ async def many_blocks(swarm: Processes) -> None:
     """Jobs of 4,096 blocks: one fits 40 peers, four fit nobody; decisions alone, no sockets.
 
     Real peers of so many would not fit on a machine. The cost of many small jobs that wait is held
-    by `tests/unit/coordinator/plan/test_sharing.py`.
+    by `tests/unit/coordinator/plan/test_allocation.py`.
     """
     train = swarm.beside.job.spec.train
     fitting = model_spec(num_blocks=BLOCKS, block_bytes=1 << 20)

@@ -48,7 +48,7 @@ def test_each_part_of_the_constraints_has_its_file() -> None:
 
 
 def test_a_peer_installs_nothing_that_only_a_client_needs() -> None:
-    package, client, _ = pinned(CONSTRAINTS.read_text())
+    package, client, *_ = pinned(CONSTRAINTS.read_text())
     names = {pin.partition("==")[0] for pin in client}
     assert {"datasets", "pandas", "pyarrow"} <= names
     assert not names & {pin.partition("==")[0] for pin in package}

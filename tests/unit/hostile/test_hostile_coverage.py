@@ -48,7 +48,7 @@ def test_all_numbers_of_the_list_are_there() -> None:
 
 IN_UNIT_TESTS = {
     44: "tests/unit/coordinator/test_recording.py",
-    48: "tests/unit/coordinator/plan/test_sharing.py",
+    48: "tests/unit/coordinator/plan/test_allocation.py",
 }
 """Attacks of benchmarks/reports/security.md that need no swarm, and where they are made."""
 

@@ -695,7 +695,7 @@ OTHER = RunId("other")
 async def test_a_peer_with_room_works_for_two_runs_and_keeps_each_apart(
     swarm: Swarm, assign_of: MakeAssign, plan_of: MakePlan
 ) -> None:
-    node, _ = await swarm.peer(max_beside=1)
+    node, _ = await swarm.peer(max_extra_stages=1)
     joined = await swarm.joined()
     assert joined.hello.max_beside == 1
     losses: dict[RunId, list[float]] = {RUN: [], OTHER: []}
@@ -725,7 +725,7 @@ async def test_a_peer_with_room_works_for_two_runs_and_keeps_each_apart(
 
 
 async def test_a_peer_tells_of_each_run_how_far_it_is(swarm: Swarm, assign_of: MakeAssign) -> None:
-    await swarm.peer(max_beside=1)
+    await swarm.peer(max_extra_stages=1)
     joined = await swarm.joined()
     for run_id, below in ((RUN, "below"), (OTHER, "deeper")):
         await joined.say(assign_of(run_id=run_id, stages=(("peer", 0, 1), (below, 1, 2))))
@@ -754,7 +754,7 @@ OTHER = RunId("other")
 @pytest.fixture
 async def two_runs(swarm: Swarm, assign_of: MakeAssign) -> Joined:
     """A peer that hosts a stage of each of two runs."""
-    await swarm.peer(max_beside=1)
+    await swarm.peer(max_extra_stages=1)
     joined = await swarm.joined()
     await ready(joined, assign_of())
     await ready(joined, assign_of(run_id=OTHER))

@@ -93,7 +93,7 @@ class Outbox:
     acknowledged: list[int] = field(default_factory=list)
     is_fuller: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def computed(self, key: FrameKey) -> None:
+    def acknowledge_consumed(self, key: FrameKey) -> None:
         self.acknowledged.append(key.sample)
 
     def send(self, key: FrameKey, x: torch.Tensor) -> None:
@@ -206,7 +206,7 @@ def make_step() -> Iterator[MakeStep]:
             clock = SystemClock()
             timeline = Timeline(clock, lambda _message: None)
             context = SimpleNamespace(
-                compute=compute, filling=compute, waited_s=0.0, clock=clock, timeline=timeline
+                compute=compute, background=compute, waited_s=0.0, clock=clock, timeline=timeline
             )
             step = StageStep(
                 plan,

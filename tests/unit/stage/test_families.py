@@ -170,7 +170,7 @@ REFUSED = {
     "falcon_h1": "nothing says what its buffer",
     "hrm_text": "expected one list of its 32 blocks, found none",
     "inkling2_text": "expected its blocks to take hidden states alone",
-    "rwkv": "does not run without them",
+    "rwkv": "do not run without them",
     "zaya": "belongs to no module of its own",
 }
 

@@ -283,7 +283,7 @@ def test_bytes_are_counted_and_the_months_rest_is_kept(hub: Hub, model: ModelSpe
     )
     assert sum(counted) == whole
     left = sum(counted) + 100_000
-    assert "more than are left of --monthly-gb" in refused(hub, model, "org/other", cache)
+    assert "exceed what is left of --monthly-gb" in refused(hub, model, "org/other", cache)
     assert hub.fetched(f"org/other/resolve/{COMMIT}/{WEIGHTS}") == 0
 
 

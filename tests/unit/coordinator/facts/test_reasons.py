@@ -115,10 +115,10 @@ ALLOWED = {
         'return self._from_runs("by peer", self._find_by_peer)',
     ],
     "plan/routes.py": ['return digest_of(f"place of {sample} by {seed}".encode())'],
-    "plan/sharing.py": ['question = ("makes room", run.run_id, past.committed_steps,'],
+    "plan/allocation.py": ['question = ("makes room", run.run_id, past.committed_steps,'],
     "plan/stage_keys.py": [
-        'return derived_key(run_key, f"peer {peer_id}") if run_key else b""',
-        'return {stage: derived_key(run_key, f"stage {stage}")',
+        'return derive_key(run_key, f"peer {peer_id}") if run_key else b""',
+        'return {stage: derive_key(run_key, f"stage {stage}")',
     ],
 }
 """Beginnings of lines that make names and keys which no reader sees, or a part of an error."""
