@@ -203,11 +203,11 @@ class LaterChannel:
         self.real: LinkChannel | None = None
         self.is_relayed = False
 
-    async def attend(self, end: ChannelEnd[Any, Any]) -> None:
+    async def keep_connected(self, end: ChannelEnd[Any, Any]) -> None:
         assert self.real is not None
         await self.real.keep_connected(end)
 
-    def say(self, message: ChannelMessage) -> None:
+    def send(self, message: ChannelMessage) -> None:
         if self.real is not None:
             self.real.send(message)
 
