@@ -1,8 +1,9 @@
-"""Writes the tables of docs/reference/models.md: `python -m deploy.model_table`."""
+"""Write the tables of docs/reference/models.md: `python -m deploy.model_table`."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 
 from transformers import __version__
@@ -32,7 +33,9 @@ def _tables() -> str:
     reasons = {name: _why_not(name) for name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}
     can = [name for name, why in reasons.items() if why is None]
     lines = [f"With transformers {__version__}, {len(can)} types can be cut:", ""]
-    lines += [", ".join(f"`{name}`" for name in can), "", "| cannot | why |", "|---|---|"]
+    # Names such as `gpt-sw3` stay whole.
+    names = textwrap.fill(", ".join(f"`{name}`" for name in can), 100, break_on_hyphens=False)
+    lines += [names, "", "| cannot | why |", "|---|---|"]
     for why in dict.fromkeys(why for why in reasons.values() if why is not None):
         names = ", ".join(f"`{name}`" for name, other in reasons.items() if other == why)
         lines.append(f"| {names} | {why.replace('|', chr(92) + '|')} |")
