@@ -15,6 +15,7 @@ from swarm_ft.client.job import Job
 from swarm_ft.errors import RunFailed, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.spec.member_name import default_name
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.fault_matrix.cells import PHASES, Cell, Fault, Role
 from tests.fault_matrix.processes import Command
@@ -194,7 +195,8 @@ class Trial:
                 words: tuple[str, ...] = ("coordinator: ",)
             case _:
                 log = self.swarm.the_coordinator.log
-                words = (f"{victim.name} disconnected", f"{victim.name} is dismissed")
+                shown = default_name(victim.name)
+                words = (f"{shown} disconnected", f"{shown} is dismissed")
         line = await log.first(lambda text: any(word in text for word in words), fault_s)
         return line.at_s - fault_s
 
