@@ -83,7 +83,7 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
 
 
 def _stage_line(stage: StageForecast) -> str:
-    names = ", ".join(stage.names or stage.peers)
+    names = ", ".join(stage.names)
     takes = format_size(stage.memory.total) if stage.memory else "?"
     computes = f"{1000 * stage.compute_s:.0f} ms per microbatch" if stage.compute_s else "?"
     up, down = (format_traffic(round(count)) for count in (stage.up_bytes, stage.down_bytes))

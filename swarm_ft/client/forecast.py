@@ -9,7 +9,7 @@ of a step from its runs, see `machines.step_cost`; therefore seconds are a range
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import groupby
@@ -221,20 +221,9 @@ def placed_forecast(
         placed: The coordinator's reply: peers, learned costs and queue.
         memory: Memory of stages, see `forecast`.
     """
-    name_of = name_lookup(placed.names)
-    ids = {name_of(peer.peer_id): peer.peer_id for peer in placed.peers}
-    named = [replace(one, peer_id=PeerId(name_of(one.peer_id))) for one in placed.peers]
-    found = forecast(spec, named, memory, placed.costs, placed.beside_s)
-    stages = (
-        replace(stage, peers=tuple(ids[name] for name in stage.peers), names=stage.peers)
-        for stage in found.stages
-    )
-    return replace(
-        found,
-        stages=tuple(stages),
-        num_waiting=placed.num_waiting,
-        starts_after_s=placed.starts_after_s,
-    )
+    names = name_lookup(placed.names)
+    found = forecast(spec, placed.peers, memory, placed.costs, placed.beside_s, names)
+    return replace(found, num_waiting=placed.num_waiting, starts_after_s=placed.starts_after_s)
 
 
 def forecast(
@@ -243,6 +232,7 @@ def forecast(
     memory: Mapping[LayerRange, StageMemory | None] | None = None,
     costs: Costs | None = None,
     other_runs_s: float = math.inf,
+    name_of: Callable[[str], str] = str,
 ) -> Forecast:
     """Forecast a job on these peers.
 
@@ -253,6 +243,7 @@ def forecast(
         costs: Learned costs of a step beside operations and bytes; None makes every step a lower
             bound.
         other_runs_s: Seconds for which other runs on these peers go on.
+        name_of: Function from a peer's id to its name for people.
     """
     costs = costs or bare()
     stages = [_Stage(spec, tuple(group)) for _, group in groupby(placed, lambda one: one.layers)]
@@ -265,7 +256,7 @@ def forecast(
     watts = sum(peer.machine.watts for peer in placed)
     return Forecast(
         stages=tuple(
-            _stage_forecast(spec, stages, index, memory or {}, factors)
+            _stage_forecast(spec, stages, index, memory or {}, factors, name_of)
             for index in range(len(stages))
         ),
         first_step_s=step_cost(work.first, factors).seconds,
@@ -277,17 +268,17 @@ def forecast(
             num_samples / seconds_range.high if seconds else 0.0,
             num_samples / seconds_range.low if seconds else 0.0,
         ),
-        bound_by=_bound_words(later, step),
+        bound_by=_bound_words(later, step, name_of),
         kwh=watts * seconds / 3.6e6,
         evaluation=_evaluation(spec, stages, factors),
         shadows=_shadows(spec, stages, factors),
         unknown=tuple(_unknown(placed)),
-        shared=tuple(_shared(placed)),
+        shared=tuple(_shared(placed, name_of)),
         num_learned=costs.num_runs,
     )
 
 
-def _shared(placed: Sequence[PlacedPeer]) -> Iterator[str]:
+def _shared(placed: Sequence[PlacedPeer], name_of: Callable[[str], str]) -> Iterator[str]:
     """Name the peers that share cores, and those that train other runs."""
     on_host: dict[str, list[PlacedPeer]] = {}
     for peer in placed:
@@ -295,14 +286,15 @@ def _shared(placed: Sequence[PlacedPeer]) -> Iterator[str]:
             on_host.setdefault(peer.machine.host, []).append(peer)
     for peers in on_host.values():
         if len(peers) > 1:
-            names = " and ".join(peer.peer_id for peer in peers)
+            names = " and ".join(name_of(peer.peer_id) for peer in peers)
             room = min(peer.machine.cores for peer in peers)
             cores = f", which computes for {room:.2g} of them at once" if room else ""
             yield f"{names} share one machine{cores}"
     for peer in placed:
         if peer.num_runs:
             runs = "1 other run" if peer.num_runs == 1 else f"{peer.num_runs} other runs"
-            yield f"{peer.peer_id} spends {100 * min(1.0, peer.busy):.0f} % of its time on {runs}"
+            share = 100 * min(1.0, peer.busy)
+            yield f"{name_of(peer.peer_id)} spends {share:.0f} % of its time on {runs}"
 
 
 def with_mean_length(spec: RunSpec, samples: Sequence[bytes]) -> RunSpec:
@@ -568,15 +560,18 @@ def _pipeline(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> Pip
     )
 
 
-def _bound_words(stages: Sequence[_Stage], step: StepCost) -> str:
+def _bound_words(stages: Sequence[_Stage], step: StepCost, name_of: Callable[[str], str]) -> str:
     """Return the slowest part of a step, for people."""
     if step.bound is Limit.CORES:
         names = [
-            p.peer_id for stage in stages for p in stage.peers if step.machine in stage.machines
+            name_of(peer.peer_id)
+            for stage in stages
+            for peer in stage.peers
+            if step.machine in stage.machines
         ]
         return f"the cores of the machine of {' and '.join(dict.fromkeys(names))}"
     stage = stages[step.stage]
-    names = [peer.peer_id for peer in stage.peers]
+    names = [name_of(peer.peer_id) for peer in stage.peers]
     if step.bound is Bound.COMPUTE:
         return f"the compute of {' and '.join(names)} (layers {stage.layers})"
     return f"the {step.bound.value} of {' and '.join(names)}"
@@ -702,6 +697,7 @@ def _stage_forecast(
     index: int,
     memory: Mapping[LayerRange, StageMemory | None],
     factors: Factors,
+    name_of: Callable[[str], str],
 ) -> StageForecast:
     stage, train = stages[index], spec.train
     num_first = min(train.num_steps, train.steps_per_epoch)
@@ -722,4 +718,5 @@ def _stage_forecast(
         * (factors.compute * stage.compute_s + factors.block_s * len(stage.layers)),
         up_bytes=sent + reduced,
         down_bytes=received + reduced,
+        names=tuple(name_of(peer.peer_id) for peer in stage.peers),
     )

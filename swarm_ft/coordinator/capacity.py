@@ -204,7 +204,7 @@ class Capacity:
                 peer_id=one.peer_id,
                 layers=one.layers,
                 memory_bytes=state.members[one.peer_id].hello.memory_bytes,
-                machine=around[one.peer_id].link_share(self._machine(one.peer_id)),
+                machine=around[one.peer_id].share_link(self._machine(one.peer_id)),
                 num_runs=around[one.peer_id].num_runs,
                 busy=around[one.peer_id].busy,
                 host_busy=around[one.peer_id].host_busy,

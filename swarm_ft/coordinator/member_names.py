@@ -8,11 +8,11 @@ from swarm_ft.protocol.messages.enrolment import NamedMember
 from swarm_ft.protocol.spec.bounds import MAX_TEXT_BYTES, cut_text
 from swarm_ft.protocol.spec.member_name import (
     default_name,
+    distinct_name,
     ids_in,
     is_meant,
     is_member_id,
     skeleton_of,
-    told_apart,
 )
 
 
@@ -66,7 +66,7 @@ class MemberNames:
         if not is_member_id(member_id):
             return plain
         others = self._holders.get(skeleton_of(plain), set()) - {member_id}
-        return told_apart(plain, member_id, others)
+        return distinct_name(plain, member_id, others)
 
     def found(self, text: str) -> tuple[str, ...]:
         """Return the ids of all members that a text of a command line may mean, see `is_meant`."""

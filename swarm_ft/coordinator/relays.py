@@ -175,7 +175,7 @@ class RelayRegistry:
                 if isinstance(report, LegSeen):
                     self._leg_listener(place.endpoint, report)
                 else:
-                    self._heard(ConnectedRelay(name=name, place=place, carries=report))
+                    self._add_report(ConnectedRelay(name=name, place=place, carries=report))
         finally:
             if self._streams.get(name) is stream:
                 del self._streams[name]
@@ -198,7 +198,7 @@ class RelayRegistry:
         if self._streams.get(name) is not stream:
             raise Unavailable(f"relay {name} opened a new stream")
 
-    def _heard(self, relay: ConnectedRelay) -> None:
+    def _add_report(self, relay: ConnectedRelay) -> None:
         # It counts from its first report on: it has the key then, and accepts legs.
         is_new = relay.name not in self._present
         self._present[relay.name] = relay

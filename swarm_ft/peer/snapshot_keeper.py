@@ -179,8 +179,8 @@ class SnapshotKeeper:
         await _retry(lambda: self._download(name, stage.file, sources, path))
         return path
 
-    def is_kept(self, path: Path) -> bool:
-        """Whether a file is a kept snapshot."""
+    def has_file(self, path: Path) -> bool:
+        """Whether a file belongs to a stored snapshot."""
         return any(stored.path == path for stored in self._files.values())
 
     # ---- messages of the coordinator

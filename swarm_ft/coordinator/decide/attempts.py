@@ -500,7 +500,7 @@ def _assign(turn: Transition, run: Run, *, fresh: bool) -> None:
     turn.save_run(run)
     turn.write_ledger(before, run)
     assign = _assignment(turn.state, run, fresh=fresh)
-    _have_given(turn, run, assign)
+    _order_shards(turn, run, assign)
     for stage in attempt.assignments:
         turn.send(stage.peer_id, _with_keys(assign, run.storage_key, stage))
 
@@ -524,7 +524,7 @@ def _reachable(turn: Transition, stage: StageAssignment) -> StageAssignment:
     return replace(stage, endpoint=member.hello.endpoint if member else "")
 
 
-def _have_given(turn: Transition, run: Run, assign: Assign) -> None:
+def _order_shards(turn: Transition, run: Run, assign: Assign) -> None:
     """Order the keepers of a snapshot to send it to the peers that start from it."""
     for stage in assign.saved:
         takers = [a.peer_id for a in assign.assignments if a.layers.overlaps(stage.layers)]

@@ -250,7 +250,7 @@ def resume_saved_steps(turn: Transition) -> None:
             _step_done(turn, run, run.step)
 
 
-def resume_held_runs(turn: Transition) -> None:
+def resume_waiting_runs(turn: Transition) -> None:
     """Continue runs that wait between two steps, once the cause is gone."""
     for run in turn.state.active_runs:
         if is_between_steps(run):

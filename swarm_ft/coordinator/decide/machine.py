@@ -141,7 +141,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
     _take_in(turn, event)
     snapshot_keepers.reconcile(turn)
     commits.resume_saved_steps(turn)
-    commits.resume_held_runs(turn)
+    commits.resume_waiting_runs(turn)
     commits.save_leaving_results(turn)
     losses.reconcile_results(turn)
     drain.reconcile(turn)

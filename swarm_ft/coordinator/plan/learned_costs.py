@@ -63,7 +63,7 @@ class PeerLoad(NamedTuple):
     up_bytes_per_s: float = 0.0
     down_bytes_per_s: float = 0.0
 
-    def link_share(self, machine: Machine) -> Machine:
+    def share_link(self, machine: Machine) -> Machine:
         """Return the machine with the rates that its link has left for one more run.
 
         TCP shares a link about evenly, so one more run gets an equal part at least.
@@ -220,7 +220,7 @@ def pipeline(
 ) -> Pipeline:
     """Return the work of a step, from its peers' measurements of their machines and links."""
     peers = [peer for stage in stages for peer in stage.peers]
-    rates = _rates({peer: around[peer].link_share(machines[peer]) for peer in peers})
+    rates = _rates({peer: around[peer].share_link(machines[peer]) for peer in peers})
     names = {peer: machine_name(machines, peer) for peer in rates.up}
     return Pipeline(
         stages=tuple(

@@ -202,7 +202,7 @@ class StateExchange:
         try:
             return await asyncio.to_thread(read_shard, path, name, self._spec_digest, files)
         finally:
-            if not keeper.is_kept(path):
+            if not keeper.has_file(path):
                 path.unlink(missing_ok=True)
 
     async def _fetch(self, name: ShardName, digest: bytes) -> Path:

@@ -95,7 +95,7 @@ def skeleton_of(name: str) -> str:
 _RESERVED_SKELETONS = frozenset(map(skeleton_of, RESERVED))
 
 
-def told_apart(name: str, member_id: str, others: Collection[str]) -> str:
+def distinct_name(name: str, member_id: str, others: Collection[str]) -> str:
     """Return a member's name with as many letters of its id as no other holder's id begins with.
 
     Args:

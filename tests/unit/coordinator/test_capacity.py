@@ -174,10 +174,10 @@ def test_a_run_leaves_the_rest_of_a_link_to_the_next_one_or_an_equal_part() -> N
     sent_bytes = crossing(run.spec, run.computing[1], is_first=False).forward
     assert used == pytest.approx(microbatches * sent_bytes / 2.0)
     fast = replace(MACHINE, up_bytes_per_s=10 * used)
-    assert load["a"].link_share(fast).up_bytes_per_s == pytest.approx(9 * used)
+    assert load["a"].share_link(fast).up_bytes_per_s == pytest.approx(9 * used)
     slow = replace(MACHINE, up_bytes_per_s=1.2 * used)
-    assert load["a"].link_share(slow).up_bytes_per_s == pytest.approx(0.6 * used)
-    assert load["a"].link_share(MACHINE).up_bytes_per_s == 0.0, "an unknown rate stays unknown"
+    assert load["a"].share_link(slow).up_bytes_per_s == pytest.approx(0.6 * used)
+    assert load["a"].share_link(MACHINE).up_bytes_per_s == 0.0, "an unknown rate stays unknown"
 
 
 def test_what_other_programs_ask_for_is_what_members_do_not_use() -> None:

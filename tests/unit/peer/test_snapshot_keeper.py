@@ -130,9 +130,9 @@ async def test_what_one_saved_another_keeps_and_gives_back(
     )
     path = await saver.kept.fetch(NAME, stage, tmp_path)
     assert path.read_bytes() == DATA
-    assert not saver.kept.is_kept(path)
+    assert not saver.kept.has_file(path)
     own = await other.kept.fetch(NAME, stage, tmp_path)
-    assert other.kept.is_kept(own)
+    assert other.kept.has_file(own)
     with pytest.raises(Unavailable):
         await other.kept.fetch(NAME, replace(stage, digest=b"x" * 16, keepers=(OTHER,)), tmp_path)
 

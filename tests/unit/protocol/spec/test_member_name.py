@@ -15,10 +15,10 @@ from swarm_ft.protocol.spec.member_name import (
     ChosenName,
     ShownName,
     default_name,
+    distinct_name,
     is_meant,
     is_member_id,
     skeleton_of,
-    told_apart,
 )
 
 MEMBER_IDS = st.text("abcdefghijklmnopqrstuvwxyz234567", min_size=32, max_size=32)
@@ -111,7 +111,7 @@ def _distance(one: str, other: str) -> int:
 @given(st.lists(MEMBER_IDS, min_size=1, max_size=5, unique=True), st.integers(0, 32))
 def test_members_of_one_name_are_told_apart(ids: list[str], num_shared: int) -> None:
     ids = list(dict.fromkeys(ids[0][:num_shared] + one[num_shared:] for one in ids))
-    shown = [told_apart("ada-3090", one, set(ids) - {one}) for one in ids]
+    shown = [distinct_name("ada-3090", one, set(ids) - {one}) for one in ids]
     assert len(set(shown)) == len(ids)
     assert all(ShownName().refusal(name) is None for name in shown)
     if len(ids) == 1:
