@@ -207,7 +207,7 @@ async def test_nobody_speaks_before_a_run_is_finished_and_after_it_is_fetched(
         async with text_at(swarm.client, status, PeerId("peer-0"), LayerRange(0, 3)) as stream:
             await said(stream, TextTokens(token_ids=bytes(4)))
             await swarm.client.acknowledge_result(status.run_id)
-            with pytest.raises(NotFound, match="let go"):
+            with pytest.raises(NotFound, match="released the trained stage"):
                 await stream.receive()
         with pytest.raises(NotFound, match="does not offer it"):
             await generate(swarm.client, status, WANTED, silent, silent)
