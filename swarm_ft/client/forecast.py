@@ -170,10 +170,8 @@ class Forecast:
     def line(self) -> str:
         """Return the range of the speed and of the time in one line, for people."""
         low, high = self.samples_range
-        first, later = f"{self.first_step_s:.3g}", f"{self.step_s:.3g}"
-        steps = (
-            f"{first} s a step" if first == later else f"{first} s a step at first, then {later}"
-        )
+        first, later = f"{self.first_step_s:.3g} s/step", f"{self.step_s:.3g} s/step"
+        steps = first if first == later else f"{first} at first, then {later}"
         return (
             f"forecast  {low:.3g} to {high:.3g} samples/s, "
             f"{duration_words(self.seconds_range.low, self.seconds_range.high)} "

@@ -251,8 +251,8 @@ def test_a_line_says_the_most_important() -> None:
         unknown=(),
     )
     assert found.line() == (
-        "forecast  2.26 to 4.19 samples/s, 1.5 to 2.8 h (about 2 s a step at first, then 1); "
-        "slowest: the uplink of peer-1"
+        "forecast  2.26 to 4.19 samples/s, 1.5 to 2.8 h (about 2 s/step at first, then "
+        "1 s/step); slowest: the uplink of peer-1"
     )
     assert "range     wide, because this swarm has not measured a run yet" in found.lines()
     waits = replace(found, num_waiting=2, starts_after_s=240.0, num_learned=3)
