@@ -79,17 +79,23 @@ def keeps_polling(turn: Transition, run: Run) -> bool:
     """Whether a failed attempt goes on loading, to learn which other peers cannot host the run.
 
     If no peer can, the run is over; a peer that is released before it checked would never report
-    it.
+    it. A peer that is ready, or waits for others, has loaded its stage: then one can.
     """
     unknown = turn.state.members.keys() & set(run.peers) - run.misfits.keys()
-    if run.phase is not RunPhase.LOADING or run.committed_steps or run.attempt.loaded:
+    if run.phase is not RunPhase.LOADING or run.committed_steps:
+        return False
+    if run.attempt.loaded or run.attempt.awaited.waited_s:
         return False
     able = share_of(turn.state, run, turn.now_s)
     return bool(unknown) and not find_placement(able, run, turn.now_s).assignments
 
 
 def advance(turn: Transition) -> None:
-    """Continue runs whose attempt ended."""
+    """Continue runs whose attempt ended, and end failed attempts that learn nothing more."""
+    for run in turn.state.active_runs:
+        is_loading = run.phase is RunPhase.LOADING
+        if is_loading and any(p in run.peers for p in run.misfits) and not keeps_polling(turn, run):
+            interrupt(turn, run)
     for run in turn.state.active_runs:
         if run.phase <= RunPhase.WAITING and turn.now_s >= run.not_before_s:
             _resume(turn, run)
