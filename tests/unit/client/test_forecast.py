@@ -316,6 +316,19 @@ def test_other_runs_on_the_same_peers_stretch_a_step_while_they_last() -> None:
     assert forecast(spec, beside, other_runs_s=0.0).seconds == pytest.approx(quiet.seconds)
 
 
+def test_a_link_that_other_runs_share_is_whole_once_they_end() -> None:
+    """Check a job whose steps take as long as one uplink, of which another run takes half."""
+    slow = Machine(flops_per_s=1e15, up_bytes_per_s=1e6, down_bytes_per_s=1e12)
+    spec = job(forward_codec="fp16", backward_codec="fp16")
+    alone = on(FAST, slow)
+    shared = [alone[0], replace(alone[1], num_runs=1, shared_up_bytes_per_s=5e5)]
+    quiet, full = forecast(spec, alone), forecast(spec, shared)
+    assert full.seconds > 1.9 * quiet.seconds
+    half = forecast(spec, shared, other_runs_s=full.seconds / 2)
+    assert half.seconds == pytest.approx((full.seconds + quiet.seconds) / 2)
+    assert forecast(spec, shared, other_runs_s=0.0).seconds == pytest.approx(quiet.seconds)
+
+
 def test_other_programs_on_a_machine_make_a_step_longer_and_the_range_wider() -> None:
     quiet = on(replace(SMALL, flops_per_s=1e10), replace(SMALL, flops_per_s=1e10))
     loaded = [replace(one, host_load=4.0) for one in quiet]
