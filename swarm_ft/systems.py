@@ -279,14 +279,17 @@ CGROUP_FILES = ("memory.max", "memory/memory.limit_in_bytes")
 
 def total_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the bytes of memory of this machine or its container; None if unknown."""
-    found = [limit for name in CGROUP_FILES if (limit := _limit_in(cgroup / name)) is not None]
+    total = machine_memory_bytes()
+    limits = (_limit_in(cgroup / name) for name in CGROUP_FILES)
+    return None if total is None else min([total, *(one for one in limits if one is not None)])
+
+
+def machine_memory_bytes() -> int | None:
+    """Return the bytes of memory of this machine, outside any container; None if unknown."""
     for ask in (_total_by_sysconf, _total_by_windows):
         with suppress(AttributeError, ValueError, OSError):
-            found.append(ask())
-            break
-    else:
-        return None
-    return min(found)
+            return ask()
+    return None
 
 
 def _limit_in(file: Path) -> int | None:
