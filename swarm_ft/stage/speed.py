@@ -77,7 +77,7 @@ def machine_key(device: torch.device) -> str:
 def _identity(device: torch.device) -> bytes:
     """Return Linux's boot id, or else the network card's address, with the device.
 
-    A GPU has its UUID: its number depends on the GPUs that a process may see.
+    A GPU has its UUID, where torch knows it: its number depends on the GPUs that a process may see.
     """
     try:
         name = BOOT_ID.read_text(encoding="ascii").strip()
@@ -87,7 +87,8 @@ def _identity(device: torch.device) -> bytes:
     if device.type == "cpu":
         place = "cpu"
     elif device.type == "cuda":
-        place = f"cuda {torch.cuda.get_device_properties(device).uuid}"
+        properties = torch.cuda.get_device_properties(device)
+        place = f"cuda {getattr(properties, 'uuid', device)}"
     return f"{name} {place}".encode()
 
 

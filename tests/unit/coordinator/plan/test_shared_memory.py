@@ -49,7 +49,7 @@ def test_peers_of_one_machine_count_for_no_more_than_it_has(swarm: Swarm) -> Non
     swarm.join(on_machine("b", 1000), on_machine("small", 100))
     assert counted(swarm) == {"a": 550, "b": 550, "small": 100}
     assert notified(swarm) == [("a", 600, 2), ("b", 600, 2), ("a", 550, 3), ("b", 550, 3)]
-    status = {one.peer_id: one for one in overview(swarm.state).members}
+    status = {str(one.peer_id): one for one in overview(swarm.state).members}
     assert (status["a"].memory_bytes, status["a"].offered_bytes) == (550, 1000)
     assert (status["small"].memory_bytes, status["small"].offered_bytes) == (100, 100)
 
