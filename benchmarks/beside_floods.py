@@ -1,4 +1,4 @@
-"""How many steps a second an honest run commits while a client and a peer flood the coordinator.
+"""Commits a second of an honest run while a client and a peer flood the coordinator.
 
     python -m benchmarks.beside_floods [--seconds S] [--rounds N] [--floods NAME,...] [--json]
 
@@ -38,7 +38,7 @@ def _commits(swarm: Processes) -> int:
 async def window(
     swarm: Processes, seconds: float, floods: list[str], burns: float = 0.0
 ) -> dict[str, Any]:
-    """Commits a second and shares of a core, for so long, beside these floods."""
+    """Measure commits a second and shares of a core for some seconds while floods run."""
     async with AsyncExitStack() as stack:
         process = None
         if floods or burns:

@@ -33,7 +33,7 @@ _RUN = RunId("bench")
 
 
 def mapped(folder: Path, size: int, count: int) -> tuple[Put, Get]:
-    """A memory-mapped file: nothing is verified, and a truncated file kills the process."""
+    """Map a file into memory: nothing is verified, and a truncated file kills the process."""
     with (folder / "mapped").open("wb+") as file:
         file.truncate(size * count)
         view = mmap.mmap(file.fileno(), size * count)
@@ -45,7 +45,7 @@ def mapped(folder: Path, size: int, count: int) -> tuple[Put, Get]:
 
 
 def slots(folder: Path, size: int, _: int) -> tuple[Put, Get]:
-    """This project's files of slots; every record is summed as it is put and as it is got."""
+    """Use this project's files of slots, which checksum each record at put and at get."""
     slab = Slab(folder / "slab", size, SlabIdentity(_RUN, bytes(16)))
 
     def key(i: int) -> BufferKey:

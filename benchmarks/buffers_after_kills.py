@@ -28,7 +28,7 @@ POLL_S = 0.2
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args()
     folder = Path(tempfile.mkdtemp(prefix="buffers-after-kills-"))
     try:

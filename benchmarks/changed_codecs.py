@@ -3,7 +3,7 @@
     python -m benchmarks.changed_codecs --codecs aq2+z/q2+z,aq8/fp16 [--steps 30]
 
 Three peers in one process train the demo's model over gRPC; every `--steps` steps, from the second
-epoch on, the owner asks for the next codecs, as on the page.
+epoch on, the owner requests the next codecs, as on the page.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _show(job: Job, made: Sequence[StepCommitted], status: RunStatus | None) -> 
 def _in_turn(
     job: Job, num_steps: int, status: RunStatus | None
 ) -> Iterator[tuple[int, int, Codecs]]:
-    """The first epoch, which sends key frames, and then what each pair of codecs made."""
+    """Yield the epoch of key frames, then the range of steps of each pair of codecs."""
     begun, codecs = 0, job.spec.train.codecs
     changes = [(job.spec.train.steps_per_epoch, codecs)]
     changes += [(one.first_step, one.codecs) for one in (status.codecs if status else ())]

@@ -19,7 +19,7 @@ and these events, which the coordinator decides one after the other in a swarm a
 
 The column `at once` has its own swarm: all peers are idle, and two jobs arrive, which share them.
 The numbers are milliseconds of processor time, the median of several events. A decision that takes
-longer than the limit is stopped, and its cell says so.
+longer than the limit is stopped, and its cell shows it.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Swarm:
             return (time.process_time() - begin_s) * 1e3
 
     def hear_of_all(self) -> None:
-        """Let all members be heard just now, so that no tick dismisses them."""
+        """Set the last heartbeat of all members to now, so that no tick dismisses them."""
         members = {p: replace(m, heard_at_s=self.now_s) for p, m in self.state.members.items()}
         self.state = replace(self.state, members=MappingProxyType(members))
 
@@ -262,7 +262,7 @@ def _alive(swarm: Swarm, peer: PeerId) -> PeerAlive:
 
 
 def ready(swarm: Swarm) -> float:
-    """The last StepReady of a step; NaN where nothing trains."""
+    """Measure a step's last StepReady; NaN if no run trains."""
     training = [run for run in swarm.state.runs.values() if run.phase is RunPhase.TRAINING]
     took = []
     for run in training[:REPEATS]:

@@ -1,9 +1,9 @@
-"""How long a run's events wait for the coordinator while another job is being submitted beside it.
+"""The waits of a run's events while another job is submitted to the coordinator.
 
     python -m benchmarks.coordinator_stalls [--mib N] [--seq-length N] [--step-ms MS] [--json]
 
 Three processes and real gRPC on loopback. One is the coordinator: the real service with a journal
-on the disk, on uvloop, as `swarm-ft coordinator` runs it. In another two peers train: they speak
+on the disk, on uvloop, as `swarm-ft coordinator` runs it. In another two peers train: they use
 the real protocol, and sleep for a step instead of computing it. The third submits N MiB of tokens.
 All is measured for a while before the submission, and then during it:
 
@@ -12,8 +12,8 @@ All is measured for a while before the submission, and then during it:
                  all waits is the coordinator's own doing, on a machine that has others to serve
     journal      a write of records, which the disk has when it returns
     probe        a peer's question for the time, and the answer
-    commit       from the last peer's StepReady until a peer hears the commit
-    plan         from a commit that is heard until the next step's plan and its tokens are
+    commit       from the last peer's StepReady until a peer receives the commit
+    plan         from a received commit until the next step's plan and its tokens are
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Waits = dict[str, list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Of waits, in milliseconds."""
+    """The distribution of waits, in milliseconds."""
 
     count: int
     p50_ms: float
@@ -79,7 +79,7 @@ class Spread:
 
     @classmethod
     def of(cls, waits_s: Iterable[float]) -> Spread:
-        """The spread of some waits, of one at least."""
+        """Compute the spread of at least one wait."""
         waits_ms = 1e3 * np.array(list(waits_s))
         p50, p99 = np.percentile(waits_ms, (50, 99))
         return cls(count=len(waits_ms), p50_ms=p50, p99_ms=p99, max_ms=float(waits_ms.max()))
@@ -87,7 +87,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What was waited for in a while, by kind, and the coordinator's peak memory until its end."""
+    """Waits during a phase, by kind, and the coordinator's peak memory until its end."""
 
     spreads: dict[str, Spread]
     peak_mib: float
@@ -95,7 +95,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was waited for before a submission and during it, by kind.
+    """Waits before a submission and during it, by kind.
 
     Attributes:
         submit_s: that it took, the start of the client's process included.
@@ -145,7 +145,7 @@ async def _measure(
 async def _phase(
     coordinator: Connection, peers: _Peers, until: Coroutine[None, None, None]
 ) -> Phase:
-    """What was waited for meanwhile, there and here."""
+    """Measure the waits of coordinator and peers until a coroutine ends."""
     peers.waits.clear()
     coordinator.send(_END)
     await asyncio.to_thread(coordinator.recv)
@@ -220,7 +220,7 @@ class _Peers:
 
 
 class _Peer:
-    """One of them; it does what it is told, and sleeps instead of computing."""
+    """A peer that follows the coordinator's messages and sleeps instead of computing."""
 
     def __init__(self, peers: _Peers, stream: MessageStream[FromPeer, ToPeer]) -> None:
         self._peers = peers
@@ -228,17 +228,17 @@ class _Peer:
         self._committed_at_s = 0.0
 
     async def say(self, message: FromPeer) -> None:
-        """Tell the coordinator."""
+        """Send a message to the coordinator."""
         await self._stream.send(message)
 
     async def probe(self) -> None:
-        """Ask for the time again and again; the question says when it was asked."""
+        """Request the time repeatedly; each request holds its own time."""
         while True:
             await self.say(ClockProbe(round(1e6 * time.monotonic())))
             await asyncio.sleep(PROBE_EVERY_S)
 
     async def work(self, group: asyncio.TaskGroup) -> None:
-        """Obey until the coordinator says no more."""
+        """Follow the coordinator's messages until they end."""
         while (message := await self._stream.receive()) is not None:
             self._hear(message, group)
 

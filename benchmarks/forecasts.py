@@ -1,4 +1,4 @@
-"""Whether forecasts hold the truth: jobs are drawn, forecast, and trained on a lab's links.
+"""A check of forecasts: jobs are drawn, forecast, and trained over a lab's links.
 
     sudo python -m benchmarks.forecasts --seed 1 --scenarios 20 --json FILE
     sudo python -m benchmarks.forecasts --seed 1 --scenarios 4 --first 8 --json FILE

@@ -1,4 +1,4 @@
-"""What it saves to pass frozen stages once: one run, by peers that keep what these made or do not.
+"""The gain of passing frozen stages once: one run by peers that cache their outputs or do not.
 
     sudo python -m benchmarks.frozen_prefix --up-mbps 25,100
 
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _mean(epochs: Iterable[Epoch]) -> float:
-    """Samples a second of epochs of as many samples each."""
+    """Return the mean samples a second of epochs that have equally many samples."""
     found = [1 / epoch.samples_per_s for epoch in epochs]
     return len(found) / sum(found)
 
@@ -85,7 +85,7 @@ def _mean(epochs: Iterable[Epoch]) -> float:
 def _measured(
     up_mbps: float, options: argparse.Namespace, *, keeps: bool
 ) -> tuple[list[float], list[Epoch]]:
-    """A run's losses and epochs."""
+    """Train in a lab and return the run's losses and epochs."""
     with tempfile.TemporaryDirectory(prefix="frozen-") as name, Lab() as lab:
         folder = Path(name)
         sample = write_demo_input(
@@ -115,7 +115,7 @@ def _trained(
 
 
 def _epoch(events: Iterable[Event], number: int) -> Epoch:
-    """What a trace tells of an epoch."""
+    """Measure an epoch from the events of a trace."""
     events = list(events)
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     below = {pid for pid, name in names.items() if any(layers in name for layers in BELOW)}

@@ -1,4 +1,4 @@
-"""How much memory a stage takes while it loads or its result is written, against what stays.
+"""A stage's peak memory while it loads or writes its result, against the memory that stays.
 
     python -m benchmarks.loading_peak
     python -m benchmarks.loading_peak --written
@@ -94,7 +94,7 @@ def _spec(checkpoint: Checkpoint, *, adapts: bool) -> RunSpec:
 
 
 def status_bytes(key: str) -> int:
-    """Bytes, as Linux tells them of this process."""
+    """Return bytes that Linux reports about this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 

@@ -136,7 +136,7 @@ def main() -> None:
 
 
 def _measured(directory: str, stage: str, method: str, options: argparse.Namespace) -> str:
-    """A row's cells, of a process of its own."""
+    """Measure the cells of a row in a process of its own."""
     words = ["--directory", directory, "--stages", stage, "--method", method]
     words += ["--seq-length", str(options.seq_length), "--threads", str(options.threads)]
     words += ["--in-flight", str(options.in_flight)]

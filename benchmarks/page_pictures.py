@@ -70,7 +70,7 @@ async def _draw(folder: Path, out: Path) -> None:
 
 
 async def _settled(tab: Tab) -> None:
-    """Until it trains on, and the page was drawn for this screen."""
+    """Wait until it trains again and the page is drawn for this screen."""
     await tab.until(f"chosenRun().phase === 'training' && !{GOES}")
     await tab.look("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 

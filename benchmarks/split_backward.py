@@ -1,9 +1,9 @@
-"""What it costs to cut a backward in two, and what a microbatch holds meanwhile.
+"""The cost of a backward pass in two parts, and the memory that a microbatch holds meanwhile.
 
     python -m benchmarks.split_backward --layers 4 --hidden 256 --seq-length 128
 
 Computes some microbatches in flight with two copies of a stage in the middle of a GPT-2, one with
-plain autograd and one whose weights' gradients come after all backwards, by turns, and says the
+plain autograd and one whose weights' gradients come after all backwards, by turns, and prints the
 medians of the processor's time. Then a third one holds them, after their forwards and after their
 backwards, and the process's resident memory is set beside what the stage counts.
 """
@@ -33,7 +33,7 @@ WARM_UP = 3
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -106,7 +106,7 @@ def _stage(options: argparse.Namespace) -> StageModule:
 
 
 def middle_stage(layers: int, hidden: int, seq_length: int, *, num_heads: int) -> StageModule:
-    """So many blocks of a GPT-2, neither its first nor its last, of random weights on the CPU."""
+    """Make blocks of a GPT-2 in its middle, with random weights, on the CPU."""
     sizes = {"n_embd": hidden, "n_head": num_heads, "n_positions": seq_length}
     config = GPT2Config(n_layer=layers + 2, vocab_size=64, bos_token_id=0, eos_token_id=0, **sizes)
     stage = StageModule(config, LayerRange(1, 1 + layers))

@@ -1,9 +1,9 @@
-"""How far off `swarm-ft replay --what-if` is: what it foretells of a cap, and what comes of it.
+"""The error of `swarm-ft replay --what-if` about a cap, against the run with that cap.
 
     python -m benchmarks.what_if_error --up-mbps 0.5,1,2,4
 
 Two peers train, with nothing between them but loopback; all are processes, as in `benchmarks.day`.
-Of what the coordinator recorded of that, `--what-if` says how long a step of the same run takes
+From the coordinator's recording `--what-if` computes how long a step of the same run takes
 if the first peer has an uplink of so many Mbps. Then it gets that (`--upload-mbps`), and the run is
 made again. Both figures are means of steps: of those that were simulated, and of the second half.
 """
@@ -54,7 +54,7 @@ async def _compare(folder: Path, rates: list[float]) -> None:
 
 
 async def _step_s(swarm: Swarm, owner: str) -> float:
-    """How long one of the second half of a run's steps takes, in the mean."""
+    """Return the mean seconds of a step in the second half of a run."""
     sizes = ("--batch-size", 4, "--micro-batch-size", 1, "--max-eval-samples", 1)
     client = await swarm.trains(owner, *sizes, "--eval-steps", STEPS)
     await client.ends(timeout_s=60.0 * STEPS)

@@ -1,4 +1,4 @@
-"""Whether a swarm learns CoLA: a model is pre-trained here, and fine-tuned in two ways.
+"""A test that a swarm learns CoLA: a model is pre-trained, then fine-tuned in two ways.
 
     nice -n 19 python -m benchmarks.cola --wikitext DIR --cola DIR
 

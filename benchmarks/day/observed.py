@@ -1,4 +1,4 @@
-"""What is told of a swarm at work: by `events`, by `status`, on the page, as metrics."""
+"""Reports about a swarm at work: events, status, the page, and metrics."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Observed:
     """All of it, in the order in which it came.
 
     Attributes:
-        told: of `swarm-ft events --follow --json`, by serial numbers; an owner is told the words
-            about its own run alone.
-        page_events: that the page was told.
+        told: events of `swarm-ft events --follow --json` by serial number; an owner gets texts
+            about its own run only.
+        page_events: that the page received.
         page: what it showed, once a second.
         status: of `swarm-ft status --watch --json`; `newest` is the last.
         counts: of each kind of event, as the metrics had them last.
@@ -52,11 +52,11 @@ class Observed:
 
     @property
     def events(self) -> list[Document]:
-        """In their order."""
+        """The events in their order."""
         return [self.told[serial] for serial in sorted(self.told)]
 
     async def until(self, is_so: Callable[[Observed], bool]) -> None:
-        """Wait for it; asked whenever something came."""
+        """Wait for a condition, which is evaluated whenever something arrives."""
         async with self.changed:
             await self.changed.wait_for(lambda: is_so(self))
 
@@ -65,7 +65,7 @@ class Observed:
             self.changed.notify_all()
 
     async def follow_events(self, command: Command) -> None:
-        """From the first one on."""
+        """Follow all events from the first one."""
         async for event in command.documents():
             known = self.told.get(event["serial"])
             if known is None or event["words"]:
@@ -80,7 +80,7 @@ class Observed:
             await self._came()
 
     async def follow_page(self, session: aiohttp.ClientSession, address: str) -> None:
-        """As a browser does that was given the address."""
+        """Follow the page as a browser does that opens the address."""
         origin, _, token = address.partition("/?token=")
         async with session.post(f"{origin}/session", data=json.dumps({"token": token})) as got:
             got.raise_for_status()
@@ -99,7 +99,7 @@ class Observed:
                     await self._came()
 
     async def follow_metrics(self, session: aiohttp.ClientSession, address: str) -> None:
-        """As Prometheus does."""
+        """Poll the metrics as Prometheus does."""
         while True:
             async with session.get(address) as got:
                 families = text_string_to_metric_families(await got.text())
@@ -110,19 +110,19 @@ class Observed:
 
 
 def sample_of(document: Document) -> Sample:
-    """Who is there, of what `status --json` tells, and the page too."""
+    """Read a document of `status --json` or of the page: its peers and their idle reasons."""
     return Sample(time.time(), {peer["peer"]: peer["idle"] for peer in document["peers"]})
 
 
 @asynccontextmanager
 async def observed(swarm: Swarm) -> AsyncIterator[Observed]:
-    """What is told as long as the context lasts.
+    """Observe status, events, page and metrics until the context ends.
 
     Raises:
-        SystemExit: somebody tells no more.
+        SystemExit: one of the reports ended.
     """
     found = Observed()
-    for owner in OWNERS:  # who asks twice at once, for the first time, would have two keys
+    for owner in OWNERS:  # two first commands at once would make two keys
         await said("hello", swarm.home(owner), "status", *swarm.way)
     watch, follow = ("status", "--watch"), ("events", "--follow", "--since", 1)
     status = await Command.start("status", swarm.home(OWNERS[0]), *watch, "--json", *swarm.way)

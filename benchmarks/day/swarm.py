@@ -78,7 +78,7 @@ class Swarm:
                 await command.kill()
 
     def home(self, name: str) -> Path:
-        """Of an owner or a machine."""
+        """Return the directory of an owner or a machine."""
         return self._folder / name
 
     # ---- owners
@@ -104,7 +104,7 @@ class Swarm:
         return client
 
     def report(self, owner: str) -> dict[str, Any]:
-        """Of its run, once that is over."""
+        """Read the report of an owner's run after its end."""
         text = (self.home(owner) / "report.json").read_text(encoding="utf-8")
         report: dict[str, Any] = json.loads(text)
         return report
@@ -112,7 +112,7 @@ class Swarm:
     # ---- machines
 
     async def comes(self, name: str, layers: str = "auto", *others: object) -> None:
-        """A machine joins, or comes back.
+        """Let a machine join, or join again.
 
         Args:
             name: here.
@@ -128,11 +128,11 @@ class Swarm:
         self.names[name] = (await self.machines[name].first_words())["peer"]
 
     async def pauses(self, name: str) -> None:
-        """By its volunteer's command, which waits until it is so."""
+        """Pause a peer by its volunteer's command and wait until it has paused."""
         await self._ask(name, "pause")
 
     async def resumes(self, name: str) -> None:
-        """So too."""
+        """Resume a peer by its volunteer's command and wait until it has resumed."""
         await self._ask(name, "resume")
 
     async def leaves(self, name: str) -> None:
@@ -140,7 +140,7 @@ class Swarm:
         await self.machines[name].leaves()
 
     async def fails(self, name: str) -> None:
-        """Without a word."""
+        """Kill a machine without notice."""
         await self.machines[name].kill()
 
     def signals(self, name: str, number: signal.Signals) -> None:
@@ -153,5 +153,5 @@ class Swarm:
 
 
 def make_sample(folder: Path) -> DemoInput:
-    """The model and its text: written anew, the same each time."""
+    """Write the model and its text; they are the same each time."""
     return write_demo_input(folder / "input", seed=1, num_layers=4, hidden_size=64, vocab_size=300)

@@ -1,4 +1,4 @@
-"""Whether all that was done was told, everywhere, and did no harm; and the day as a table. Pure."""
+"""A check that every deed was reported everywhere and did no harm, and the day's table. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Deed:
 
 
 def told_of(deed: Deed, events: Sequence[Document]) -> list[Document]:
-    """The first event of each kind that is due, about this machine, from the deed on."""
+    """Return the first event of each kind that this deed must cause on its machine."""
     found = []
     for kind in TOLD_AS[deed.act]:
         due = (
@@ -51,7 +51,7 @@ def told_of(deed: Deed, events: Sequence[Document]) -> list[Document]:
 
 
 def problems(deeds: Sequence[Deed], seen: Observed) -> Iterator[str]:
-    """What is not as it should be, in words."""
+    """Yield the differences from what the deeds must cause, as texts."""
     for deed in deeds:
         whose = f"{deed.machine} {deed.act.value}"
         for name, events in (("events", seen.events), ("the page", seen.page_events)):
@@ -68,7 +68,7 @@ def problems(deeds: Sequence[Deed], seen: Observed) -> Iterator[str]:
 
 
 def _differences(seen: Observed) -> Iterator[str]:
-    """Between what is told in three ways."""
+    """Yield the differences between three ways of reporting."""
     on_page = {event["serial"] for event in seen.page_events}
     for event in seen.events:
         if event["serial"] not in on_page:
@@ -97,7 +97,7 @@ def is_shown(deed: Deed, samples: Sequence[Sample]) -> bool:
 
 
 def unlike(quiet: Mapping[str, Document], disturbed: Mapping[str, Document]) -> Iterator[str]:
-    """How reports of owners' runs differ from those of quiet ones, in words."""
+    """Yield the differences between reports of owners' runs and of quiet runs, as texts."""
     for owner, report in disturbed.items():
         if report["went_back"]:
             yield f"{owner}'s run went back: {report['went_back']}"
@@ -112,7 +112,7 @@ def unlike(quiet: Mapping[str, Document], disturbed: Mapping[str, Document]) -> 
 def as_markdown(
     deeds: Sequence[Deed], seen: Observed, owners: Sequence[str], began_s: float
 ) -> str:
-    """A row a deed: when, what, and what was told of it."""
+    """Format a row for each deed: its time, the deed, and the events about it."""
     names = {deed.peer: deed.machine for deed in deeds}
     steps = " | ".join(f"{owner}'s step" for owner in owners)
     rows = [f"| at | {steps} | what was done | what `events`, the page and the metrics had |"]
@@ -137,7 +137,7 @@ def _clock(seconds: float) -> str:
 
 
 def counts_in_words(seen: Observed) -> str:
-    """How many events of each kind there were."""
+    """Count the events of each kind, as a text."""
     counted = Counter(event["kind"] for event in seen.events)
     listed = ", ".join(f"{count} {kind}" for kind, count in counted.most_common())
     return f"{len(seen.events)} events: {listed}"

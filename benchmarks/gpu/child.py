@@ -1,9 +1,9 @@
 """One part in a process of its own: `python -m benchmarks.gpu.child PART SECONDS SCENE`.
 
-SCENE is what there is to say of it beside the time, as JSON.
+SCENE is its configuration apart from the time, as JSON.
 
 Prints each row as a line of JSON as soon as it is known; whatever else is printed goes to standard
-error. The last line says that it is done, or why not.
+error. The last line reports the end, or the reason of a failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.gpu.parts import BY_NAME, END, SPARE_S, SPARE_SHARE, Scene
 
 
 def main() -> int:
-    """Do what the arguments say."""
+    """Run the command."""
     name, told = sys.argv[1], json.loads(sys.argv[3])
     seconds, rehearse = float(sys.argv[2]), told["rehearse"]
     if not torch.cuda.is_available():

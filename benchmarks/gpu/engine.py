@@ -1,4 +1,4 @@
-"""What a stage's microbatch waits for: calls that wait, copies, and how busy the GPU is meanwhile.
+"""The waits of a stage's microbatch: blocking calls, copies, and the GPU's use meanwhile.
 
 One stage in the middle of a model has steps as a peer has them: frames are decoded and encoded in
 codec threads by a peer's own coders, with buffers and digests; there is no network, and neighbours'
@@ -139,7 +139,7 @@ class Ends:
         )
 
     def sent(self, step: int, way: Direction, tensors: Sequence[Tensor]) -> list[Sent]:
-        """The neighbour's frames of a step, with what they are coded along."""
+        """Encode the neighbour's frames of a step, each with its basis."""
         return [self._sent(key(step, number, way), x) for number, x in enumerate(tensors)]
 
     def _sent(self, name: FrameKey, x: Tensor) -> Sent:
@@ -148,7 +148,7 @@ class Ends:
         return frame, None if basis is None else self.own.read_basis(basis.data)
 
     def commit(self, step: int) -> None:
-        """The step counts."""
+        """Commit the step at both ends."""
         for store, bases in zip(self._stores, self._bases, strict=True):
             store.commit(StepNumber(step))
             bases.commit()
@@ -175,7 +175,7 @@ class Stage:
         self._pool.shutdown()
 
     def step(self, step: int, spent: Spent, around: Callable[[], Any] | None = None) -> float:
-        """A step, and what it took in seconds; what neighbours sent is made before.
+        """Run a step and return its seconds, without the work of the neighbours.
 
         Args:
             step: the first is 0.
@@ -198,7 +198,7 @@ class Stage:
         return taken_s
 
     def _step(self, step: int, came: list[Sent], returned: list[Sent], spent: Spent) -> None:
-        """Forwards ahead, then by turns, weights at the end."""
+        """Run forward passes ahead, then alternate both passes, then the passes for weights."""
         engine, asked = self.engine, Ahead(self._pool)
         engine.begin_step(StepNumber(step), MICROBATCHES * self.spec.train.seq_length)
         encoded: list[Future[Frame]] = []
@@ -237,7 +237,7 @@ class Ahead:
             asked.append(self._pool.submit(coder.decode, frame, basis))
 
     def take(self, coder: FrameCoder) -> Tensor:
-        """The next one's value.
+        """Return the value of the next frame.
 
         Raises:
             RuntimeError: the coder refused it.
@@ -270,7 +270,7 @@ def computing_alone_s(engine: StageEngine, spec: RunSpec) -> float:
 
 
 def apply(engine: StageEngine) -> None:
-    """The optimizer's step, to its end."""
+    """Run the optimizer's step and wait for its end."""
     engine.squared_grad_norm()
     engine.apply(1.0, 1e-4)
     if torch.cuda.is_available():
@@ -278,7 +278,7 @@ def apply(engine: StageEngine) -> None:
 
 
 def key(step: int, number: int, way: Direction) -> FrameKey:
-    """A sample a microbatch, the same at every step."""
+    """Return the key of a frame; each microbatch has one sample, the same at every step."""
     index, sample = MicrobatchIndex(number), SampleId(number)
     return FrameKey(Attempt(1), StepNumber(step), index, sample, way)
 
@@ -339,7 +339,7 @@ def _call_rows(found: profile, said: dict[str, Value]) -> Iterator[Row]:
 
 
 def _device_rows(found: profile, said: dict[str, Value], wall_s: float) -> Iterator[Row]:
-    """What the GPU did by stream: copies by their kind, and all else."""
+    """Sum the GPU's time by stream: each kind of copy apart, and all kernels together."""
     taken: dict[tuple[str, str], float] = defaultdict(float)
     for event in found.events():
         if event.device_type.name == "CUDA":

@@ -1,4 +1,4 @@
-"""What a paced link really passes on this machine, whatever else runs on it."""
+"""The rate that a paced link passes on this machine under its load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 30.0
 
 
 def passed_mbps(rates_mbps: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """Of each rate, what one direction passed in a second; 0: not paced."""
+    """Yield each rate, and the Mbps that one direction passed in a second; 0: not paced."""
     with socket.create_server(("127.0.0.1", 0)) as server, Processes() as processes:
         host, port = server.getsockname()
         processes.start("link", LINK, [f"{host}:{port}"])
@@ -48,7 +48,7 @@ class _Counter:
                 self._num_bytes += size
 
     def mbps_over(self, seconds: float) -> float:
-        """Of that time from now."""
+        """Measure the rate from now over some seconds."""
         before, began_s = self._num_bytes, time.monotonic()
         time.sleep(seconds)
         return (self._num_bytes - before) * 8 / 1e6 / (time.monotonic() - began_s)

@@ -1,7 +1,7 @@
-"""What a stage is forecast to take beside the most that the GPU's allocator gave out.
+"""A stage's forecast memory beside the peak of the GPU's allocator.
 
 Each row has a stage that is one block, or several, of a real model's shape, and trains two steps
-with some microbatches in flight. The forecast is what `swarm-ft plan` tells, found out without
+with some microbatches in flight. The forecast is that of `swarm-ft plan`, found out without
 memory (`stage.rehearsal`). On a CPU the most that was resident (VmHWM) stands for the allocator's,
 with all that libraries keep: it shows that the row runs, and little else.
 """

@@ -133,7 +133,7 @@ class Texts:
 
 
 def read_texts(plan: Plan, device: torch.device) -> Texts:
-    """The sources of Python's own library: the last files are what the runs learn."""
+    """Read the sources of Python's own library; the runs train on the last files."""
     text = _sources(plan.text_chars)
     tokenizer = data.train_tokenizer(text, plan.regime.vocabulary)
     # Apart, as the tokenizer takes several at once; where one ends a token is cut at most.
@@ -150,7 +150,7 @@ def read_texts(plan: Plan, device: torch.device) -> Texts:
 
 
 def _sources(chars: int) -> str:
-    """Of all modules that are plain files, in order."""
+    """Read the text of all modules that are plain files, in order."""
     folder, parts, left = Path(sysconfig.get_path("stdlib")), [], chars
     for path in sorted(folder.rglob("*.py")):
         if left <= 0:
@@ -166,7 +166,7 @@ def _sources(chars: int) -> str:
 
 
 class Watched(CutModel):
-    """See `CutModel`; computes in bfloat16 on a GPU, and keeps what passes its cuts if asked.
+    """See `CutModel`; it computes in bfloat16 on a GPU, and can record the tensors at its cuts.
 
     Attributes:
         kept: by cut, what the last batch's blocks gave, with its gradient once there is one.
@@ -201,7 +201,7 @@ class Watched(CutModel):
 def _pretrained(
     plan: Plan, texts: Texts, device: torch.device, scene: Scene
 ) -> tuple[Watched, int]:
-    """A model that learned for a while, and in how many steps."""
+    """Train a model for a while; return it with the number of steps."""
     torch.manual_seed(SEED)
     model, count = Watched(plan.regime, keeps=False).to(device), 0
     end_s = time.monotonic() + min(plan.pretrain_s, scene.left_s / 3)
@@ -254,13 +254,13 @@ class Run:
         }
 
     def statistics_rows(self, number: int) -> Iterator[Row]:
-        """What the uncompressed run's cuts carried in that epoch."""
+        """Yield statistics of the tensors that crossed the uncompressed run's cuts in an epoch."""
         if self._is_plain:
             yield from self.statistics.rows(number)
 
 
 def perplexity(model: CutModel, held_out: data.Dataset) -> float:
-    """Of text that no run learned, without codecs."""
+    """Return the perplexity of held-out text, without codecs."""
     model.eval()
     loss, _ = evaluate(model, held_out, BATCH)
     model.train()
@@ -297,7 +297,7 @@ class Statistics:
         model.kept.clear()
 
     def rows(self, epoch: int) -> Iterator[Row]:
-        """Of one epoch; they are forgotten then."""
+        """Yield the rows of an epoch, and forget its sums."""
         for (cut, kind), products in sorted(self._products.items()):
             energy = self._energy.get((cut, kind))
             of_values = None

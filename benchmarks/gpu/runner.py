@@ -82,7 +82,7 @@ def _run(
 
 
 def _lines(process: subprocess.Popen[bytes], end_s: float) -> Iterator[Row]:
-    """What a process prints until it ends, or its time is up."""
+    """Yield the rows that a process prints until it ends, or until its time is up."""
     output = process.stdout
     if output is None:
         raise ValueError("the process has no output to read")

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """What steps at one rate took.
+    """The measured steps at one rate.
 
     Attributes:
         mbps: of each direction between two neighbours; 0: not paced.
@@ -59,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How a run gets on: what took so many seconds.
+    """The progress of a run: one phase and its seconds.
 
     Attributes:
         mbps: as in `Cell`.
@@ -80,7 +80,7 @@ class Swarm:
     links: Sequence[str]
 
     def set_mbps(self, mbps: float) -> None:
-        """Of all links, from now on."""
+        """Set the rate of all links from now on."""
         for link in self.links:
             self.processes.say(link, {"mbps": mbps})
 
@@ -89,7 +89,7 @@ class Swarm:
 async def swarm_up(
     num_blocks: int, num_stages: int, device: str, dtype: str
 ) -> AsyncIterator[Swarm]:
-    """A coordinator and peers that share out so many blocks."""
+    """Start a coordinator and peers that divide the blocks among them."""
     with tempfile.TemporaryDirectory(prefix="gpu-swarm-") as folder, Processes() as processes:
         transport = GrpcTransport(GrpcOptions())
         with closing(Journal(str(Path(folder) / "coordinator.db"))) as journal:
@@ -203,7 +203,7 @@ def _next(swarm: Swarm, rates: list[float]) -> float:
 async def _until(
     processes: Processes, events: AsyncIterator[RunEvent], end_s: float
 ) -> AsyncIterator[RunEvent]:
-    """What is watched, until it ends or `end_s` is there; looks whether all processes live."""
+    """Yield events until they end or `end_s` is reached; check that all processes live."""
     while (left_s := end_s - time.monotonic()) > 0:
         coming = asyncio.ensure_future(anext(events))
         while not (await asyncio.wait([coming], timeout=min(1.0, left_s)))[0]:
@@ -239,7 +239,7 @@ def random_tokens(spec: RunSpec) -> Any:  # noqa: ANN401 - numpy's own type is n
 
 
 def streamed(work: Coroutine[Any, Any, None], found: queue.SimpleQueue[T | None]) -> Iterator[T]:
-    """What a coroutine puts into a queue, as it comes, while it runs in a thread of its own.
+    """Yield the items that a coroutine queues while it runs in a thread of its own.
 
     Raises:
         Exception: what the coroutine ended with.

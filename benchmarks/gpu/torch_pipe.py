@@ -49,7 +49,7 @@ SYSTEMS = {
 
 
 def main() -> None:
-    """Do what the argument and the lines say."""
+    """Run the command: an argument, then lines of JSON."""
     told = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -103,7 +103,7 @@ def _work(told: Mapping[str, Any], spec: RunSpec) -> Work:
 
 
 def _engine(told: Mapping[str, Any], spec: RunSpec) -> StageEngine:
-    """The swarm's own stage, for its module and its optimizer."""
+    """Load the swarm's own stage, whose module and optimizer torch's pipeline uses."""
     layers = split_evenly(LayerRange(0, spec.model.num_blocks), told["stages"])[told["rank"]]
     device, dtype = torch.device(told["device"]), DTYPES[told["dtype"]]
     checkpoint = open_checkpoint(spec.model.reference, spec.train)
@@ -141,7 +141,7 @@ def _step(engine: StageEngine) -> None:
 
 
 class _Stage(nn.Module):
-    """From tokens [B, T] or hidden [B, T, C] on the CPU to hidden there, cast for the way."""
+    """A stage from tokens [B, T] or hidden [B, T, C] on the CPU to hidden there, in its dtype."""
 
     def __init__(
         self, engine: StageEngine, device: torch.device, computes: torch.dtype, sent: torch.dtype
@@ -162,7 +162,7 @@ class _Stage(nn.Module):
 
 
 class _Sender:
-    """What goes to one neighbour, one after the other, not faster than the rate."""
+    """The sends to one neighbour, one after the other, no faster than the rate."""
 
     def __init__(self, rate: Rate) -> None:
         self._pace = Pace(rate)
@@ -186,19 +186,19 @@ class _Sender:
 
 
 class _Sent:
-    """As torch's own work, as far as pipelining asks."""
+    """A pending send with the part of torch's own interface that pipelining uses."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.done = threading.Event()
 
     def wait(self) -> None:
-        """Until it is sent."""
+        """Wait until it is sent."""
         self.done.wait()
 
 
 def paced(rate: Rate) -> Callable[..., list[Any]]:
-    """What stands for torch's own batches of sends and receives: sends wait for their link."""
+    """Make a substitute for torch's batches of sends and receives that paces the sends."""
     senders: dict[int, _Sender] = {}
 
     def begin(ops: Sequence[dist.P2POp], desc: str | None = None) -> list[Any]:

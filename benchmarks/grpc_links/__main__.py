@@ -29,7 +29,7 @@ HEADERS = (
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args()
     rows = []
     sys.stdout.write(HEADERS)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measured(variant: Variant, link: Link) -> Figures:
-    """What a variant does between two hosts with such links.
+    """Measure a variant between two hosts with such links.
 
     Raises:
         RuntimeError: one of its ends failed; it has printed why.

@@ -100,7 +100,7 @@ async def send_tcp(endpoint: str) -> Figures:
 
 
 async def main() -> None:
-    """Do what the arguments say."""
+    """Run the command."""
     role, kind, place, arguments = sys.argv[1:]
     pairs = [(name, value) for name, value in json.loads(arguments)]
     match role, kind:

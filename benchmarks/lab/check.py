@@ -1,4 +1,4 @@
-"""What a path between two hosts of a lab really does: TCP bytes sent, and round trips.
+"""The real properties of a path between two hosts of a lab: TCP bytes sent, and round trips.
 
 sudo python -m benchmarks.lab.check --mbps 100 --delay-ms 50
 """
@@ -46,7 +46,7 @@ def measure(from_host: Host, to_host: Host, seconds: float = SECONDS) -> Measure
 
 
 def main() -> None:
-    """Ask for a link and measure it."""
+    """Measure the link that the options describe."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--mbps", type=float, help="of both links; without it, not shaped")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="from one host to the other")

@@ -1,4 +1,4 @@
-"""Which frame leaves when. It reads no clock and moves no frame."""
+"""The order in which frames leave. It reads no clock and moves no frame."""
 
 from __future__ import annotations
 

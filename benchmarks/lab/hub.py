@@ -58,7 +58,7 @@ class Link:
 
 
 class Hub:
-    """Where all links of a lab meet. Use it in a `with`: all its namespaces are gone at the end.
+    """The namespace in which all links of a lab meet; use it in a `with`, which removes all.
 
     What one that was killed left behind is removed by the next one of its family.
 
@@ -101,7 +101,7 @@ class Hub:
         return f"{self._name}-hub"
 
     def add(self, name: str) -> str:
-        """A new namespace, with a loopback; how it is called."""
+        """Add a namespace with a loopback and return its name."""
         namespace = f"{self._name}-{name}"
         run("ip", "netns", "add", namespace)
         run("ip", "-n", namespace, "link", "set", "lo", "up")
@@ -131,7 +131,7 @@ class Hub:
 
 
 def bucket(mbps: float, queue_ms: float) -> tuple[str, ...]:
-    """A queue of that rate, in tc's words."""
+    """Return the arguments of tc for a queue of this rate."""
     rate = ("rate", f"{int(mbps * 1e6)}bit", "burst", f"{_burst_bytes(mbps)}")
     return "tbf", *rate, "latency", f"{queue_ms}ms"
 

@@ -17,7 +17,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def run(*command: str, told: str | None = None) -> str:
-    """What a command prints that is told that by its input; None: it has ours.
+    """Run a command and return its output; `told` is its input, or None for this process's.
 
     Raises:
         OSError: it failed.
@@ -29,7 +29,7 @@ def run(*command: str, told: str | None = None) -> str:
 
 
 def configure(name: str, *words: str) -> None:
-    """Tell `ip` in a namespace a few things, one after another.
+    """Run several `ip` commands in a namespace, one after another.
 
     Raises:
         OSError: one failed; those before it are done.
@@ -41,7 +41,7 @@ def configure(name: str, *words: str) -> None:
 
 
 def namespaces() -> list[str]:
-    """The names of all that are there."""
+    """List the names of all network namespaces."""
     return [line.split()[0] for line in run("ip", "netns", "list").splitlines()]
 
 

@@ -65,7 +65,7 @@ def _say(number: float) -> None:
 
 
 def main() -> None:
-    """Do what the arguments say."""
+    """Run the command."""
     match sys.argv[1:]:
         case ["receive", address, seconds]:
             result = receive(address, float(seconds))

@@ -1,4 +1,4 @@
-"""Python modules run on the hosts of a lab, each telling what it did in lines of JSON."""
+"""Python modules run on the hosts of a lab, which report in lines of JSON."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LabProcesses:
         return self.read(name, timeout_s)
 
     def read(self, name: str, timeout_s: float) -> dict[str, Any]:
-        """The next line of JSON that a process prints.
+        """Read the next line of JSON that a process prints.
 
         Raises:
             RuntimeError: one of all processes ended before.

@@ -61,12 +61,12 @@ class LabSwarm:
 
     @property
     def client_way(self) -> tuple[str, ...]:
-        """What a client of the swarm is told."""
+        """The options of a client of the swarm."""
         return self.ways[Role.CLIENT]
 
     @property
     def snapshot_options(self) -> tuple[str, ...]:
-        """What coordinator and peers are told of snapshots."""
+        """The snapshot options of coordinator and peers."""
         return ("--snapshots", str(self.snapshots)) if self.snapshots else ()
 
     def __exit__(
@@ -125,7 +125,7 @@ class LabSwarm:
         """Let a client at the hub train a job to its end; its report. The result is in `folder`.
 
         Raises:
-            RuntimeError: it failed; what it said.
+            RuntimeError: it failed; the text is its log.
         """
         report = folder / "report.json"
         written = ("--json", str(report), "--out", str(folder / "out"))
@@ -136,7 +136,7 @@ class LabSwarm:
         return told
 
     def num_steps(self) -> int:
-        """Steps of the first run that are committed."""
+        """Return the committed steps of the first run."""
         runs = self.start("status", self.hub, ("status", *self.client_way, "--json"))["runs"]
         return int(runs[0]["steps"]) if runs else 0
 

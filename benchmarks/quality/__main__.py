@@ -19,7 +19,7 @@ _GRID = "3e-4,1e-3,2e-3,4e-3"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args(arguments)
     if options.table or options.plots:
         _show(options)

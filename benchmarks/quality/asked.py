@@ -1,4 +1,4 @@
-"""`python -m benchmarks.quality.asked FILE...`: runs that asked for a quality, and what they lost.
+"""`python -m benchmarks.quality.asked FILE...`: runs with a quality limit, and their losses.
 
 The files have records of `python -m benchmarks.quality --configs none,quality0.01/q1.5+z`, by any
 tasks, `--set`s and `--rates`. Runs nothing.
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def print_asked(records: list[Record]) -> None:
-    """A row for each kind of run, and how many of a config lost no more than they asked for."""
+    """Print a row for each kind of run, and how many runs of a config stay within its limit."""
     plain = {_place(record): record for record in records if record["config"] == "none"}
     kinds: dict[Kind, list[Record]] = defaultdict(list)
     for record in records:
@@ -66,7 +66,7 @@ def _asked(record: Record) -> float:
 
 
 def _place(record: Record) -> tuple[object, ...]:
-    """What an uncompressed run has in common with those that are held against it."""
+    """Return the fields that a run shares with the uncompressed run beside it."""
     return tuple(record[name] for name in ("task", "regime", "planned_epochs", "seed", "rate"))
 
 

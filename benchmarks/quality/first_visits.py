@@ -62,18 +62,18 @@ class Recorder(Cuts):
         self.kept: dict[int, list[Tensor]] = {}
 
     def begin(self, mode: str, ids: Tensor, lengths: Tensor) -> None:
-        """As `Cuts.begin`."""
+        """Begin as `Cuts.begin` does, and record the ids."""
         super().begin(mode, ids, lengths)
         self.seen += [ids] if mode == "train" else []
 
     def through(self, channel: Channel, x: Tensor, scale: float = 1.0) -> Tensor:
-        """As `Cuts.through`."""
+        """Record the tensor and pass it on unchanged."""
         self.kept.setdefault(id(channel), []).append(x.detach() * scale)
         return x
 
 
 def recorded(task: Task) -> Recorded:
-    """An epoch of the task."""
+    """Train an epoch of the task and record the tensors at its cuts."""
     model, regime = task.model(0), task.regime
     model.cuts = recorder = Recorder(len(regime.cuts))
     embeddings = model.body.get_input_embeddings().weight.detach().clone()
@@ -96,7 +96,7 @@ def nothing(rows: Tensor) -> Iterator[Tensor]:
 
 
 def by_key(keys: Tensor, count: int) -> Predictions:
-    """The mean of earlier rows of the same key, [steps, rows], below `count`; else of all."""
+    """Predict the mean of earlier rows with the same key below `count`, [steps, rows]."""
 
     def predicted(rows: Tensor) -> Iterator[Tensor]:
         sums, weights = torch.zeros(count, rows.shape[2]), torch.zeros(count, 1)
@@ -111,7 +111,7 @@ def by_key(keys: Tensor, count: int) -> Predictions:
 
 
 def by_map(given: Tensor) -> Predictions:
-    """A linear map of what is given, [steps, rows, features], and a constant: ridge regression."""
+    """Predict by ridge regression on features, [steps, rows, features], and a constant."""
 
     def predicted(rows: Tensor) -> Iterator[Tensor]:
         ones = torch.full((*given.shape[:2], 1), float(given.std()))
@@ -127,7 +127,7 @@ def by_map(given: Tensor) -> Predictions:
 
 
 def by_codebook(entries: int, *, directions: bool = False) -> Predictions:
-    """The nearest of so many means of earlier rows, made anew as bases are."""
+    """Predict the nearest of `entries` centroids of earlier rows, made anew as bases are."""
 
     def predicted(rows: Tensor) -> Iterator[Tensor]:
         book = torch.zeros(1, rows.shape[2])
@@ -157,7 +157,7 @@ def k_means(rows: Tensor, count: int) -> Tensor:
 
 
 def nearest(rows: Tensor, entries: Tensor) -> Tensor:
-    """Which entry is, of each row."""
+    """Return the index of the nearest entry for each row."""
     return (entries.square().sum(1) - 2 * rows @ entries.T).argmin(1)
 
 
@@ -192,13 +192,13 @@ def bits_of(x: Tensor, predicted: Tensor, size: float) -> tuple[float, float]:
 
 
 def share_left(x: Tensor, predicted: Tensor) -> float:
-    """Of the energy around what a sample's tokens have in common, in settled steps."""
+    """Return the share of energy around the tokens' mean that is left, in settled steps."""
     left, all_ = ((each - each.mean(2, keepdim=True))[_SETTLED:] for each in (x - predicted, x))
     return float(left.square().sum() / all_.square().sum())
 
 
 def print_activations(run: Recorded, size: float) -> None:
-    """A table for each boundary."""
+    """Print a table for each boundary."""
     ids = run.tokens.flatten(1)
     positions = torch.arange(run.tokens.shape[2]).repeat(run.tokens.shape[1]).expand_as(ids)
     vocabulary = len(run.embeddings)
@@ -221,7 +221,7 @@ def print_activations(run: Recorded, size: float) -> None:
 
 
 def left_along(gradients: Tensor, predicted: Tensor) -> float:
-    """Of tokens' energy beside the best multiple of a direction, in settled steps."""
+    """Return the share of energy beside the best multiple of a direction, in settled steps."""
     along = (gradients * functional.normalize(predicted, dim=2)).sum(2).square()
     energy = gradients.square().sum(2)
     return float((energy - along)[_SETTLED:].sum() / energy[_SETTLED:].sum())

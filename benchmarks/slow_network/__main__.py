@@ -36,7 +36,7 @@ _say = Console(stderr=True).print
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     parser = _parser()
     options = parser.parse_args()
     if os.geteuid() != 0:

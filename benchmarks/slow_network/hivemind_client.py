@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def main() -> None:
-    """Do what the argument says."""
+    """Run the command."""
     job = HivemindJob.from_json(sys.argv[1])
     client = _Client(job, _find_all(joined_dht(job), job.work.stages))
     for line, _ in enumerate(sys.stdin):
@@ -55,7 +55,7 @@ class _Client:
         self._threads = ThreadPool(job.in_flight)
 
     def seconds_of(self, num_microbatches: int) -> float:
-        """What these take, forward and backward through all stages."""
+        """Measure the seconds of microbatches, forward and backward through all stages."""
         began_s = time.monotonic()
         for _ in self._threads.imap_unordered(self._microbatch, range(num_microbatches)):
             pass
@@ -73,7 +73,7 @@ class _Client:
             (gradient,) = self._whole(backward)
 
     def _whole(self, call: Callable[[], T]) -> T:
-        """The result of a call, which is repeated while its answer is cut off.
+        """Return the result of a call; repeat it while its answer is cut off.
 
         libp2p's daemon may reset a stream before its last bytes are read; hivemind then finds no
         tensors in the answer, and fails in one of these ways.

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def emulated_model(work: Work) -> ModelSpec:
-    """A model that nobody has, of one block a stage."""
+    """Describe a model without weights, of one block a stage."""
     return ModelSpec(
         reference="emulated",
         architecture="gpt2",
