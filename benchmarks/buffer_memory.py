@@ -126,8 +126,8 @@ def _draw(rows: Sequence[dict[str, object]], path: Path) -> None:
     for number in range(NUM_LAYERS):
         peaks = [row["peak_bytes"][number] / 2**20 for row in rows]  # type: ignore[index]
         axes.plot(counts, peaks, marker="o", label=f"stage {number}: peak of resident memory")
-    held = [row["buffers_bytes"] / 2**20 for row in rows]  # type: ignore[operator]
-    axes.plot(counts, held, marker="x", linestyle="--", label="all buffers of a stage")
+    mib = [row["buffers_bytes"] / 2**20 for row in rows]  # type: ignore[operator]
+    axes.plot(counts, mib, marker="x", linestyle="--", label="all buffers of a stage")
     axes.set(xscale="log", xlabel="samples", ylabel="MiB", ylim=(0, None))
     axes.legend()
     figure.tight_layout()

@@ -145,8 +145,8 @@ def _training(
         codecs = ("--fw", "aq4", "--bw", "q8", "--buffer-bits", str(options.buffer_bits))
         rest = ("--epochs", str(options.epochs), "--lr", "1e-3", "--out", str(folder / "out"))
         report = ("--json", str(folder / "report.json"))
-        told = (*job, *shape, *codecs, *rest, *report, *swarm.client_way)
-        swarm.begin("client", swarm.hub, told)
+        command = (*job, *shape, *codecs, *rest, *report, *swarm.client_way)
+        swarm.begin("client", swarm.hub, command)
         yield swarm
 
 

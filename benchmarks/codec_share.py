@@ -37,9 +37,9 @@ def main() -> None:
         specs = [parse_codec_spec(text, way) for text in named.split(",")]
         shape = options.seq_length, options.hidden
         for row in measure(specs, [shape], devices=[CPU], repeats=options.repeats):
-            told = {"codec": row.codec, "share": _seconds(row) / compute_s}
-            told |= {"bits": row.bits_a_value, "encode_and_decode_s": _seconds(row)}
-            sys.stdout.write(f"{json.dumps({**told, 'way': way.name.lower()})}\n")
+            row_cells = {"codec": row.codec, "share": _seconds(row) / compute_s}
+            row_cells |= {"bits": row.bits_a_value, "encode_and_decode_s": _seconds(row)}
+            sys.stdout.write(f"{json.dumps({**row_cells, 'way': way.name.lower()})}\n")
 
 
 def _seconds(row: SpeedRow) -> float:

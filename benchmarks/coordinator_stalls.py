@@ -118,19 +118,19 @@ async def _measure(
     mib: int, seq_length: int, step_s: float, folder: Path, quiet_s: float
 ) -> Figures:
     context = get_context("spawn")
-    here, there = context.Pipe()
-    coordinator = context.Process(target=_coordinate, args=(str(folder), there))
+    own_end, far_end = context.Pipe()
+    coordinator = context.Process(target=_coordinate, args=(str(folder), far_end))
     coordinator.start()
     client = None
     try:
-        endpoint = await asyncio.to_thread(here.recv)
+        endpoint = await asyncio.to_thread(own_end.recv)
         async with _training(endpoint, seq_length, step_s) as peers:
-            await _phase(here, peers, asyncio.sleep(quiet_s))
-            quiet = await _phase(here, peers, asyncio.sleep(quiet_s))
+            await _phase(own_end, peers, asyncio.sleep(quiet_s))
+            quiet = await _phase(own_end, peers, asyncio.sleep(quiet_s))
             client = context.Process(target=_submit, args=(endpoint, mib, seq_length))
             client.start()
             began_s = time.monotonic()
-            busy = await _phase(here, peers, asyncio.to_thread(client.join, MAX_SUBMIT_S))
+            busy = await _phase(own_end, peers, asyncio.to_thread(client.join, MAX_SUBMIT_S))
             submit_s = time.monotonic() - began_s
         if client.exitcode != 0:
             raise SystemExit("the submission failed; its error stands above")
@@ -191,8 +191,8 @@ async def _serve(folder: str, pipe: Connection) -> None:
         while True:
             await asyncio.to_thread(pipe.recv)
             pipe.send((waits, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
-            for kept in waits.values():
-                kept.clear()
+            for times in waits.values():
+                times.clear()
 
 
 async def _watch_loop(waits: Waits) -> None:
@@ -227,26 +227,26 @@ class _Peer:
         self._stream = stream
         self._committed_at_s = 0.0
 
-    async def say(self, message: FromPeer) -> None:
+    async def send(self, message: FromPeer) -> None:
         """Send a message to the coordinator."""
         await self._stream.send(message)
 
     async def probe(self) -> None:
         """Request the time repeatedly; each request holds its own time."""
         while True:
-            await self.say(ClockProbe(round(1e6 * time.monotonic())))
+            await self.send(ClockProbe(round(1e6 * time.monotonic())))
             await asyncio.sleep(PROBE_EVERY_S)
 
     async def work(self, group: asyncio.TaskGroup) -> None:
         """Follow the coordinator's messages until they end."""
         while (message := await self._stream.receive()) is not None:
-            self._hear(message, group)
+            self._on_message(message, group)
 
-    def _hear(self, message: ToPeer, group: asyncio.TaskGroup) -> None:
+    def _on_message(self, message: ToPeer, group: asyncio.TaskGroup) -> None:
         now_s = time.monotonic()
         match message:
             case Assign(run_id=run_id, attempt=attempt):
-                group.create_task(self.say(StageReady(run_id=run_id, attempt=attempt)))
+                group.create_task(self.send(StageReady(run_id=run_id, attempt=attempt)))
             case PlanStep():
                 if self._committed_at_s:
                     self._peers.note("plan", now_s - self._committed_at_s)
@@ -269,7 +269,7 @@ class _Peer:
             loss_sum=1.0,
         )
         self._peers.ready_at_s[plan.step] = time.monotonic()
-        await self.say(ready)
+        await self.send(ready)
 
 
 @asynccontextmanager
@@ -289,7 +289,7 @@ async def _training(endpoint: str, seq_length: int, step_s: float) -> AsyncItera
                 layers=parse_layers(layers),
                 memory_bytes=1 << 30,
             )
-            await peer.say(hello)
+            await peer.send(hello)
             tasks.append(group.create_task(peer.work(group)))
             tasks.append(group.create_task(peer.probe()))
         spec = _spec(num_samples=4096, seq_length=seq_length, num_steps=1 << 20)

@@ -40,10 +40,10 @@ class Call:
     def add(self, stack: Iterable[str], samples: int) -> None:
         """Count a stack, outermost function first."""
         self.samples += samples
-        here = self
+        call = self
         for name in stack:
-            here = here.calls.setdefault(name, Call())
-            here.samples += samples
+            call = call.calls.setdefault(name, Call())
+            call.samples += samples
 
     @property
     def depth(self) -> int:

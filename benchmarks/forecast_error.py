@@ -61,8 +61,8 @@ def _measured(up_mbps: float, options: argparse.Namespace) -> dict[str, Any]:
                 machine = internet.household(home).machines[0]
                 models = ("--models", sample.model_dir)
                 offer = ("--layers", layers, "--threads", "1", *models)
-                told = ("serve-stage", word, *offer, "--json")
-                swarm.start(f"peer-{number}", machine, told)
+                command = ("serve-stage", word, *offer, "--json")
+                swarm.start(f"peer-{number}", machine, command)
             return _trained(swarm, sample, folder, options)
 
 

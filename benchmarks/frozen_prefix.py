@@ -54,15 +54,15 @@ def main() -> None:
         "up Mbps  epoch  samples/s: all again  kept  ratio  below: forwards  MB sent\n"
     )
     for up_mbps in map(float, options.up_mbps.split(",")):
-        again, kept = (_measured(up_mbps, options, keeps=keeps) for keeps in (False, True))
-        for number, (without, one) in enumerate(zip(again[1], kept[1], strict=True), start=1):
+        again, cached = (_measured(up_mbps, options, keeps=keeps) for keeps in (False, True))
+        for number, (without, one) in enumerate(zip(again[1], cached[1], strict=True), start=1):
             speeds = f"{without.samples_per_s:20.2f}  {one.samples_per_s:4.2f}"
             ratio = one.samples_per_s / without.samples_per_s
             work = f"{without.forwards:8d} {one.forwards:4d}"
             sent = f"{without.sent_bytes / 1e6:6.2f} {one.sent_bytes / 1e6:5.2f}"
             sys.stdout.write(f"{up_mbps:7g}  {number:5d}  {speeds}  {ratio:5.2f}  {work}  {sent}\n")
-        losses = "equal to the bit" if again[0] == kept[0] else "DIFFERENT"
-        whole = _mean(kept[1]) / _mean(again[1])
+        losses = "equal to the bit" if again[0] == cached[0] else "DIFFERENT"
+        whole = _mean(cached[1]) / _mean(again[1])
         sys.stdout.write(f"{up_mbps:7g}    all  {whole:.2f} times as fast; losses {losses}\n")
         sys.stdout.flush()
 
@@ -109,9 +109,9 @@ def _trained(
         *("--adapter", "lora", "--train-layers", TRAINED, "--eval-strategy", "no"),
         *("--fw", options.fw, "--bw", options.bw, "--trace", str(trace)),
     ]
-    told = swarm.trained(folder, job)
+    report = swarm.trained(folder, job)
     events = read_events(trace)
-    return told["losses"], [_epoch(events, number) for number in range(EPOCHS)]
+    return report["losses"], [_epoch(events, number) for number in range(EPOCHS)]
 
 
 def _epoch(events: Iterable[Event], number: int) -> Epoch:

@@ -63,8 +63,8 @@ def _measured(options: argparse.Namespace) -> dict[str, list[float]]:
         }
         ways = (json.dumps(swarm.client_way) for swarm in swarms.values())
         arguments = ("--joins", str(options.joins), "--", *ways)
-        told = swarms["TLS"].start("joiner", lab.host(link), arguments, module=JOINER)
-        return dict(zip(swarms, told["seconds"], strict=True))
+        joined = swarms["TLS"].start("joiner", lab.host(link), arguments, module=JOINER)
+        return dict(zip(swarms, joined["seconds"], strict=True))
 
 
 async def _join(ways: Sequence[SwarmAddress], joins: int) -> None:

@@ -172,10 +172,10 @@ def _in_order_of_data(run: Run) -> Run:
 
 def _with_another(run: Run) -> Run:
     """Replace the last replica of the first stage by a newcomer."""
-    gone = run.stages[0].peers[-1]
+    removed = run.stages[0].peers[-1]
     return run.with_assignments(
         replace(assignment, peer_id=PeerId("newcomer"))
-        if assignment.peer_id == gone
+        if assignment.peer_id == removed
         else assignment
         for assignment in run.attempt.assignments
     )

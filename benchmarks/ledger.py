@@ -101,11 +101,11 @@ def _use(run: Run, ledger: Ledger, journal: Journal) -> dict[str, float]:
 
     peer, boundary = stages[0].peers[0], ledger.boundaries[0]
     lost = set(first[:10])
-    held = SampleSet.of(SampleId(s) for s in range(train.num_samples) if s not in lost)
+    samples = SampleSet.of(SampleId(s) for s in range(train.num_samples) if s not in lost)
     return {
         "commit_s": _median_s(commit),
         "plan_s": _median_s(lambda: plan_microbatches(train, StepNumber(0), stages, {}, ledger)),
-        "inventory_s": _median_s(lambda: ledger.with_inventory(peer, {boundary: held})),
+        "inventory_s": _median_s(lambda: ledger.with_inventory(peer, {boundary: samples})),
         "overview_s": _median_s(lambda: ledger.buffered(stages)),
     }
 

@@ -88,8 +88,8 @@ def _row(directory: Path, layers_text: str, *, written: bool) -> str:
 def _spec(checkpoint: Checkpoint, *, adapts: bool) -> RunSpec:
     train = TrainSpec(num_samples=8, num_steps=1, seq_length=32)
     if adapts:
-        adapter, held = Adapter.LORA, BaseDtype.BFLOAT16
-        train = replace(train, adapter=adapter, base_dtype=held, merge=True)
+        adapter, base = Adapter.LORA, BaseDtype.BFLOAT16
+        train = replace(train, adapter=adapter, base_dtype=base, merge=True)
     return with_adapters(checkpoint, RunSpec(model=checkpoint.describe(), train=train))
 
 

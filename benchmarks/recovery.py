@@ -146,8 +146,8 @@ async def measure(trials: int, batch_size: int, folder: Path) -> list[dict[str, 
     transport = CountingTransport(GrpcTransport())
     layers = [f"{i}-{i + 1}" for i in range(NUM_STAGES) for _ in range(NUM_REPLICAS)]
     node = await DhtDirectory.open(DhtOptions())
-    asks = await DhtDirectory.open(DhtOptions(initial_peers=node.addresses, client_mode=True))
-    vars(sys.modules[_local_swarm().__module__])["StaticDirectory"] = lambda *_: asks
+    directory = await DhtDirectory.open(DhtOptions(initial_peers=node.addresses, client_mode=True))
+    vars(sys.modules[_local_swarm().__module__])["StaticDirectory"] = lambda *_: directory
     try:
         async with _local_swarm()(folder, layers, transport=transport) as swarm:
             await swarm.all_joined()

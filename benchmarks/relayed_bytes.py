@@ -147,8 +147,8 @@ class Swarm:
             self._meet(meetings, meetings.on_message(name, measured, (number + 1) * MEETING_S))
         return meetings.known()
 
-    def _meet(self, meetings: Meetings, said: OutgoingMessages) -> None:
-        for name, message in said:
+    def _meet(self, meetings: Meetings, messages: OutgoingMessages) -> None:
+        for name, message in messages:
             if isinstance(message, Meet) and message.is_caller:
                 way = self.way(PeerId(name), PeerId(message.name))
                 linked = Linked(meeting=message.meeting, way=way, took_s=0.1)

@@ -74,7 +74,7 @@ def _times(options: argparse.Namespace) -> dict[str, float]:
 
 def _memory(options: argparse.Namespace) -> dict[str, float]:
     """MiB that a microbatch holds, as counted and as the system sees it."""
-    stage, held, mib = _stage(options), MicrobatchMemory(), 1 << 20
+    stage, memory, mib = _stage(options), MicrobatchMemory(), 1 << 20
     linears = DeferredLinears(stage)
     _forward(stage, _input(options), options).sum().backward()
     _complete(linears.take())  # there are gradients now
@@ -82,7 +82,7 @@ def _memory(options: argparse.Namespace) -> dict[str, float]:
     outputs = []
     for _ in range(options.in_flight):
         x = _input(options)
-        with held.measuring(x, but=stage) as storages:
+        with memory.measuring(x, but=stage) as storages:
             outputs.append(_forward(stage, x, options))
             storages.add(outputs[-1])
     after_forward = (_resident_bytes() - begin) / options.in_flight
@@ -93,7 +93,7 @@ def _memory(options: argparse.Namespace) -> dict[str, float]:
     after_backward = (_resident_bytes() - begin) / options.in_flight
     left = Storages.of(tensor for product in products[0] for tensor in product.tensors)
     figures = {
-        "counted_after_forward_mib": held.most,
+        "counted_after_forward_mib": memory.most,
         "resident_after_forward_mib": after_forward,
         "counted_after_backward_mib": left.num_bytes,
         "resident_after_backward_mib": after_backward,

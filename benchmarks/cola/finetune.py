@@ -60,11 +60,11 @@ def read(path: Path) -> list[Sentence]:
     return [Sentence(row[3], int(row[1])) for row in rows]
 
 
-def matthews(told: Sequence[int], there: Sequence[int]) -> float:
+def matthews(predictions: Sequence[int], labels: Sequence[int]) -> float:
     """Matthews' correlation, which is Pearson's of two classes; 0 if all get one class."""
-    if len(set(told)) < 2:
+    if len(set(predictions)) < 2:
         return 0.0
-    return float(np.corrcoef(told, there)[0, 1])
+    return float(np.corrcoef(predictions, labels)[0, 1])
 
 
 def by_swarm(data: Data, out: Path, tuning: Tuning, more: Sequence[str]) -> dict[str, float]:

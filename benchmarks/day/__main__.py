@@ -70,7 +70,7 @@ async def day(folder: Path, steps: int) -> tuple[str, list[str]]:
         left = [name for name, machine in swarm.machines.items() if machine.is_alive]
         deeds += [await done(Cue(1.0, name, Act.LEAVES), swarm, seen, steps) for name in left]
         took_s = time.time() - began_s
-        await all_told(seen)
+        await all_reported(seen)
     reports = {owner: swarm.report(owner) for owner in OWNERS}
     wrong = [*problems(deeds, seen), *unlike(quiet, reports)]
     sums = _sums(reports, seen, took_s, is_like=not wrong)
@@ -138,7 +138,7 @@ def is_gone(seen: Observed, peer: str, since_s: float) -> bool:
     )
 
 
-async def all_told(seen: Observed) -> None:
+async def all_reported(seen: Observed) -> None:
     """Wait until the last event of each way has arrived in all."""
     newest, num_samples = seen.newest.get("next_event", 0), (len(seen.page), len(seen.status))
     await seen.until(
@@ -146,7 +146,7 @@ async def all_told(seen: Observed) -> None:
             now.events
             and now.newest["next_event"] >= newest
             and now.events[-1]["serial"] + 1 >= now.newest["next_event"]
-            and {event["serial"] for event in now.page_events} >= now.told.keys()
+            and {event["serial"] for event in now.page_events} >= now.events_by_serial.keys()
             and sum(now.counts.values()) == len(now.events)
             and len(now.page) > num_samples[0] + 2
             and len(now.status) > num_samples[1] + 2

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.day.processes import Command, said
+from benchmarks.day.processes import Command, run_command
 from benchmarks.day.swarm import OWNERS, Swarm
 from swarm_ft.page.guard import HEADER
 
@@ -34,15 +34,15 @@ class Observed:
     """All of it, in the order in which it came.
 
     Attributes:
-        told: events of `swarm-ft events --follow --json` by serial number; an owner gets texts
-            about its own run only.
+        events_by_serial: of `swarm-ft events --follow --json`; an owner gets texts about its own
+            run only.
         page_events: that the page received.
         page: what it showed, once a second.
         status: of `swarm-ft status --watch --json`; `newest` is the last.
         counts: of each kind of event, as the metrics had them last.
     """
 
-    told: dict[int, Document] = field(default_factory=dict)
+    events_by_serial: dict[int, Document] = field(default_factory=dict)
     page_events: list[Document] = field(default_factory=list)
     page: list[Sample] = field(default_factory=list)
     status: list[Sample] = field(default_factory=list)
@@ -53,31 +53,31 @@ class Observed:
     @property
     def events(self) -> list[Document]:
         """The events in their order."""
-        return [self.told[serial] for serial in sorted(self.told)]
+        return [self.events_by_serial[serial] for serial in sorted(self.events_by_serial)]
 
     async def until(self, is_so: Callable[[Observed], bool]) -> None:
         """Wait for a condition, which is evaluated whenever something arrives."""
         async with self.changed:
             await self.changed.wait_for(lambda: is_so(self))
 
-    async def _came(self) -> None:
+    async def _notify(self) -> None:
         async with self.changed:
             self.changed.notify_all()
 
     async def follow_events(self, command: Command) -> None:
         """Follow all events from the first one."""
         async for event in command.documents():
-            known = self.told.get(event["serial"])
+            known = self.events_by_serial.get(event["serial"])
             if known is None or event["words"]:
-                self.told[event["serial"]] = event
-            await self._came()
+                self.events_by_serial[event["serial"]] = event
+            await self._notify()
 
     async def follow_status(self, command: Command) -> None:
         """Once a second."""
         async for document in command.documents():
             self.newest = document
             self.status.append(sample_of(document))
-            await self._came()
+            await self._notify()
 
     async def follow_page(self, session: aiohttp.ClientSession, address: str) -> None:
         """Follow the page as a browser does that opens the address."""
@@ -85,10 +85,10 @@ class Observed:
         async with session.post(f"{origin}/session", data=json.dumps({"token": token})) as got:
             got.raise_for_status()
             headers = {HEADER: (await got.json())["session"]}
-        async with session.get(f"{origin}/live", headers=headers) as told:
-            told.raise_for_status()
+        async with session.get(f"{origin}/live", headers=headers) as response:
+            response.raise_for_status()
             kind = ""
-            async for line in told.content:
+            async for line in response.content:
                 name, _, text = line.decode().rstrip("\n").partition(": ")
                 if name == "event":
                     kind = text
@@ -96,7 +96,7 @@ class Observed:
                     self.page_events.append(json.loads(text))
                 elif name == "data":
                     self.page.append(sample_of(json.loads(text)))
-                    await self._came()
+                    await self._notify()
 
     async def follow_metrics(self, session: aiohttp.ClientSession, address: str) -> None:
         """Poll the metrics as Prometheus does."""
@@ -105,7 +105,7 @@ class Observed:
                 families = text_string_to_metric_families(await got.text())
             events = next(f for f in families if f.name == "swarm_ft_events")
             self.counts = {s.labels["kind"]: round(s.value) for s in events.samples}
-            await self._came()
+            await self._notify()
             await asyncio.sleep(PERIOD_S)
 
 
@@ -123,7 +123,7 @@ async def observed(swarm: Swarm) -> AsyncIterator[Observed]:
     """
     found = Observed()
     for owner in OWNERS:  # two first commands at once would make two keys
-        await said("hello", swarm.home(owner), "status", *swarm.way)
+        await run_command("hello", swarm.home(owner), "status", *swarm.way)
     watch, follow = ("status", "--watch"), ("events", "--follow", "--since", 1)
     status = await Command.start("status", swarm.home(OWNERS[0]), *watch, "--json", *swarm.way)
     events = [

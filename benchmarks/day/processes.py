@@ -83,11 +83,11 @@ class Command:
             SystemExit: it did not end well.
         """
         async with asyncio.timeout(timeout_s):
-            told = [document async for document in self.documents()]
+            documents = [document async for document in self.documents()]
             code = await self._process.wait()
         if code:
             raise SystemExit(f"{self.name} ended with exit code {code}; its log tells why")
-        return told
+        return documents
 
     async def leaves(self) -> list[Document]:
         """Send Ctrl-C and return the documents that it prints then."""
@@ -105,6 +105,6 @@ def _log(home: Path, name: str) -> IO[bytes]:
     return (home / f"{name}.log").open("ab")
 
 
-async def said(name: str, home: Path, *words: object) -> list[Document]:
+async def run_command(name: str, home: Path, *words: object) -> list[Document]:
     """Run a command with `--json` to its end and return the documents that it printed."""
     return await (await Command.start(name, home, *words, "--json")).ends()

@@ -27,7 +27,7 @@ IN_WORDS = {
     Act.FREEZES: "hangs: `kill -STOP`",
     Act.THAWS: "goes on: `kill -CONT`",
 }
-TOLD_AS: dict[Act, tuple[str, ...]] = {
+REPORTED_AS: dict[Act, tuple[str, ...]] = {
     Act.COMES: ("peer-joined",),
     Act.PAUSES: ("peer-paused",),
     Act.RESUMES: ("peer-resumed",),

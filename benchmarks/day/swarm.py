@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from benchmarks.day.processes import Command, said
+from benchmarks.day.processes import Command, run_command
 from swarm_ft.client.demo_input import DemoInput, write_demo_input
 
 OWNERS = ("ann", "ben")
@@ -56,7 +56,7 @@ class Swarm:
             port = server.getsockname()[1]
         place = ("--address", f"127.0.0.1:{port}", "--uses", 100)
         words = {
-            role: (await said("invite", home, "invite", "--role", role, *place))[0]["invite"]
+            role: (await run_command("invite", home, "invite", "--role", role, *place))[0]["invite"]
             for role in ("peer", "client")
         }
         self._peer_word, self.way = words["peer"], ("--invite", words["client"])
@@ -64,8 +64,8 @@ class Swarm:
         self._coordinator = await Command.start(
             "coordinator", home, "coordinator", "--port", port, *http, "--json"
         )
-        told = await self._coordinator.first_words()
-        self.page, self.metrics = told["page"], f"http://{told['metrics']}/metrics"
+        greeting = await self._coordinator.first_words()
+        self.page, self.metrics = greeting["page"], f"http://{greeting['metrics']}/metrics"
         await asyncio.gather(
             *(self.comes(f"owner-{i + 1}", layers) for i, layers in enumerate(self._own_layers))
         )
@@ -120,20 +120,20 @@ class Swarm:
             others: options of `serve-stage`, in the place of those here.
         """
         models = ("--models", self._sample.model_dir)
-        lent = ("--layers", layers, "--threads", 1, *models, *self._caps, *others)
+        resources = ("--layers", layers, "--threads", 1, *models, *self._caps, *others)
         home = ("--buffer-dir", self.home(name) / "peer")
         self.machines[name] = await Command.start(
-            name, self.home(name), "serve-stage", self._peer_word, *lent, *home, "--json"
+            name, self.home(name), "serve-stage", self._peer_word, *resources, *home, "--json"
         )
         self.names[name] = (await self.machines[name].first_words())["peer"]
 
     async def pauses(self, name: str) -> None:
         """Pause a peer by its volunteer's command and wait until it has paused."""
-        await self._ask(name, "pause")
+        await self._control(name, "pause")
 
     async def resumes(self, name: str) -> None:
         """Resume a peer by its volunteer's command and wait until it has resumed."""
-        await self._ask(name, "resume")
+        await self._control(name, "resume")
 
     async def leaves(self, name: str) -> None:
         """Ctrl-C, and it goes when it may."""
@@ -147,9 +147,9 @@ class Swarm:
         """Freeze it, or let it go on."""
         self.machines[name].send(number)
 
-    async def _ask(self, name: str, verb: str) -> None:
+    async def _control(self, name: str, verb: str) -> None:
         home = ("--buffer-dir", self.home(name) / "peer")
-        await said(f"{name}-{verb}", self.home(name), "peer", verb, *home)
+        await run_command(f"{name}-{verb}", self.home(name), "peer", verb, *home)
 
 
 def make_sample(folder: Path) -> DemoInput:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.day.observed import Observed, Sample
-from benchmarks.day.script import IN_WORDS, TOLD_AS, Act
+from benchmarks.day.script import IN_WORDS, REPORTED_AS, Act
 
 CLOCKS_S = 1.0
 """That what is told is of before it was seen to be done, at most."""
@@ -35,10 +35,10 @@ class Deed:
     steps: tuple[int, ...]
 
 
-def told_of(deed: Deed, events: Sequence[Document]) -> list[Document]:
+def events_of(deed: Deed, events: Sequence[Document]) -> list[Document]:
     """Return the first event of each kind that this deed must cause on its machine."""
     found = []
-    for kind in TOLD_AS[deed.act]:
+    for kind in REPORTED_AS[deed.act]:
         due = (
             event
             for event in events
@@ -53,14 +53,14 @@ def told_of(deed: Deed, events: Sequence[Document]) -> list[Document]:
 def problems(deeds: Sequence[Deed], seen: Observed) -> Iterator[str]:
     """Yield the differences from what the deeds must cause, as texts."""
     for deed in deeds:
-        whose = f"{deed.machine} {deed.act.value}"
+        subject = f"{deed.machine} {deed.act.value}"
         for name, events in (("events", seen.events), ("the page", seen.page_events)):
-            told = {event["kind"] for event in told_of(deed, events)}
-            for kind in set(TOLD_AS[deed.act]) - told:
-                yield f"{whose}: no {kind} in {name}"
+            kinds = {event["kind"] for event in events_of(deed, events)}
+            for kind in set(REPORTED_AS[deed.act]) - kinds:
+                yield f"{subject}: no {kind} in {name}"
         for name, samples in (("the page", seen.page), ("status", seen.status)):
             if not is_shown(deed, samples):
-                yield f"{whose}: {name} does not show it"
+                yield f"{subject}: {name} does not show it"
     yield from _differences(seen)
     for event in seen.events:
         if event["kind"] in ("went-back", "failed"):
@@ -118,9 +118,9 @@ def as_markdown(
     rows = [f"| at | {steps} | what was done | what `events`, the page and the metrics had |"]
     rows += ["|" + " --- |" * (len(owners) + 3)]
     for deed in deeds:
-        told = "; ".join(_in_short(event, names) for event in told_of(deed, seen.events))
+        cell = "; ".join(_in_short(event, names) for event in events_of(deed, seen.events))
         at, done = _clock(deed.unix_s - began_s), f"{deed.machine} {IN_WORDS[deed.act]}"
-        rows.append(f"| {at} | {' | '.join(map(str, deed.steps))} | {done} | {told} |")
+        rows.append(f"| {at} | {' | '.join(map(str, deed.steps))} | {done} | {cell} |")
     return "\n".join(rows) + "\n"
 
 

@@ -28,8 +28,8 @@ def main() -> int:
     def changed() -> None:
         report.write(path)
         part = report.parts[-1]
-        said = f"{part.name}: {len(part.rows)} rows, {part.how} {part.why}"
-        sys.stderr.write(f"{said.rstrip()}\n")
+        line = f"{part.name}: {len(part.rows)} rows, {part.how} {part.why}"
+        sys.stderr.write(f"{line.rstrip()}\n")
 
     signal.signal(signal.SIGTERM, _leave)
     try:

@@ -21,7 +21,7 @@ def passed_mbps(rates_mbps: Sequence[float]) -> Iterator[tuple[float, float]]:
     with socket.create_server(("127.0.0.1", 0)) as server, Processes() as processes:
         host, port = server.getsockname()
         processes.start("link", LINK, [f"{host}:{port}"])
-        place = host, processes.heard("link", TIMEOUT_S)["port"]
+        place = host, processes.receive("link", TIMEOUT_S)["port"]
         with socket.create_connection(place) as source:
             sink, _ = server.accept()
             with sink:
@@ -29,7 +29,7 @@ def passed_mbps(rates_mbps: Sequence[float]) -> Iterator[tuple[float, float]]:
                 threading.Thread(target=_fill, args=(source,), daemon=True).start()
                 threading.Thread(target=counter.run, daemon=True).start()
                 for mbps in rates_mbps:
-                    processes.say("link", {"mbps": mbps})
+                    processes.send("link", {"mbps": mbps})
                     time.sleep(SETTLE_S)
                     yield mbps, counter.mbps_over(COUNTED_S)
 

@@ -90,12 +90,12 @@ def rows(scene: Scene) -> Iterator[Row]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cuda.matmul.allow_tf32 = False
     orders = (False, True) if torch.cuda.is_available() else (False,)
-    with ExitStack() as kept:
+    with ExitStack() as stack:
         checkpoints: dict[str, Checkpoint] = {}
         named = configs(scene.rehearse)
         for is_fixed, method, name, dtype in product(orders, METHODS, named, DTYPES):
             if name not in checkpoints:
-                checkpoints[name] = kept.enter_context(checkpoint_of(named[name]))
+                checkpoints[name] = stack.enter_context(checkpoint_of(named[name]))
             case, checkpoint = Case(name, method, dtype, is_fixed), checkpoints[name]
             yield _row(case, checkpoint, _spec(checkpoint, scene, METHODS[method]))
             if scene.left_s < 0:
@@ -123,7 +123,7 @@ def _spec(checkpoint: Checkpoint, scene: Scene, changes: Mapping[str, Any]) -> R
 
 
 def _row(case: Case, checkpoint: Checkpoint, spec: RunSpec) -> Row:
-    said: dict[str, Any] = {
+    cells: dict[str, Any] = {
         "model": case.model,
         "trains": case.method,
         "dtype": str(case.dtype).removeprefix("torch."),
@@ -132,12 +132,12 @@ def _row(case: Case, checkpoint: Checkpoint, spec: RunSpec) -> Row:
     began_s = time.monotonic()
     torch.use_deterministic_algorithms(case.is_fixed, warn_only=True)
     try:
-        said |= _found(case, checkpoint, spec)
+        cells |= _found(case, checkpoint, spec)
     except Exception as error:  # noqa: BLE001 - the other cases are to run
-        said["trouble"] = f"{type(error).__name__}: {error}"[:300]
+        cells["trouble"] = f"{type(error).__name__}: {error}"[:300]
     finally:
         torch.use_deterministic_algorithms(False)
-    return {**said, "s": time.monotonic() - began_s}
+    return {**cells, "s": time.monotonic() - began_s}
 
 
 def _found(case: Case, checkpoint: Checkpoint, spec: RunSpec) -> dict[str, Any]:
@@ -170,11 +170,11 @@ def cpu_error(checkpoint: Checkpoint) -> float:
     """Return the error of a short sample's loss, relative to the CPU's result."""
     spec = spec_of(checkpoint, batch_size=1, tokens=CPU_TOKENS)
     tokens = some_tokens(spec, 1)
-    here, there = (
+    own_loss, cpu_loss = (
         Chain.loaded(checkpoint, spec, NUM_STAGES, torch.float32, device).step(0, tokens, 0)
         for device in (device_here(), torch.device("cpu"))
     )
-    return abs(here - there) / there
+    return abs(own_loss - cpu_loss) / cpu_loss
 
 
 def trained(chain: Chain, depth: int) -> Outcome:

@@ -61,13 +61,13 @@ class Processes:
             )
         self._unread[name] = b""
 
-    def say(self, name: str, words: Mapping[str, object]) -> None:
+    def send(self, name: str, words: Mapping[str, object]) -> None:
         """Write a line of JSON to its standard input."""
         pipe = self._running[name].stdin
         if pipe is not None:
             pipe.write(json.dumps(words).encode() + b"\n")
 
-    def heard(self, name: str, timeout_s: float) -> dict[str, Any]:
+    def receive(self, name: str, timeout_s: float) -> dict[str, Any]:
         """Read the next line of JSON that it prints.
 
         Raises:

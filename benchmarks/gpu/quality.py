@@ -112,8 +112,8 @@ def rows(scene: Scene) -> Iterator[Row]:
             # Begun when it is its turn: weights and optimizers of all take gigabytes.
             run = runs.setdefault(name, runs.get(name) or Run(name, plan, texts, weights, device))
             found = run.epoch(epoch)
-            beside = plain.setdefault(epoch, found["perplexity"])
-            found["beside none, %"] = 100 * (found["perplexity"] / beside - 1)
+            plain_perplexity = plain.setdefault(epoch, found["perplexity"])
+            found["beside none, %"] = 100 * (found["perplexity"] / plain_perplexity - 1)
             yield {"table": "curves", "epoch": epoch + 1, "codecs": name, **found}
             yield from run.statistics_rows(epoch)
             if scene.left_s < 0:
@@ -175,7 +175,7 @@ class Watched(CutModel):
 
     def __init__(self, regime: Regime, *, keeps: bool) -> None:
         super().__init__(regime)
-        self.kept: dict[int, Tensor] = {}
+        self.activations: dict[int, Tensor] = {}
         self.ids: list[int] = []
         for index, block in enumerate(regime.cuts if keeps else ()):
             self.blocks[block - 1].register_forward_hook(self._keep(index))
@@ -193,7 +193,7 @@ class Watched(CutModel):
             hidden: Tensor = output if isinstance(output, Tensor) else output[0]
             if hidden.requires_grad:
                 hidden.retain_grad()
-                self.kept[index] = hidden
+                self.activations[index] = hidden
 
         return keep
 
@@ -280,7 +280,7 @@ class Statistics:
 
     def add(self, epoch: int, model: Watched) -> None:
         """Count a batch, after its backward pass."""
-        for cut, hidden in model.kept.items():
+        for cut, hidden in model.activations.items():
             for row, sample in enumerate(model.ids):
                 x = hidden[row].detach().float()
                 if epoch == 0:
@@ -294,7 +294,7 @@ class Statistics:
                 if gradient is not None:
                     size = gradient.square().mean(1, keepdim=True).sqrt().clamp(min=1e-20)
                     self._count(cut, f"gradient by token, visit {epoch + 1}", gradient / size)
-        model.kept.clear()
+        model.activations.clear()
 
     def rows(self, epoch: int) -> Iterator[Row]:
         """Yield the rows of an epoch, and forget its sums."""

@@ -243,11 +243,11 @@ def _mark_row(shape: Shape, codecs: str, mark: Mark) -> Row:
 def _row(shape: Shape, system: str, mbps: float, step_s: float) -> tuple[dict[str, Any], float]:
     """Return the cells that measured rows of all systems have, and the tokens a second."""
     tokens_s = shape.batch_size * shape.tokens / step_s
-    row = {**_told(shape, system, mbps), "tokens/s": tokens_s, "s a step": step_s}
+    row = {**_cells(shape, system, mbps), "tokens/s": tokens_s, "s a step": step_s}
     return row | published_ratios(mbps, tokens_s), tokens_s
 
 
-def _told(shape: Shape, system: str, mbps: float) -> dict[str, Any]:
+def _cells(shape: Shape, system: str, mbps: float) -> dict[str, Any]:
     """Return the cells that name a measurement."""
     return {
         "table": "tokens a second",
@@ -303,11 +303,11 @@ def _torch_rows(shape: Shape, spec: RunSpec, until_s: float) -> Iterator[Measure
             steps = 1 + (shape.steps if least_s < SLOW_STEP_S else 1)
             if left_s < max(1.0, 1.2 * steps * least_s):
                 note = f"not run: links alone take {least_s:.0f} s a step"
-                yield {**_told(shape, system, mbps), "note": note}, mbps, 0.0
+                yield {**_cells(shape, system, mbps), "note": note}, mbps, 0.0
                 continue
             for rank in range(shape.stages):
-                processes.say(_stage(rank), {"system": system, "mbps": mbps, "steps": steps})
-            seconds = processes.heard(last, left_s)["seconds"]
+                processes.send(_stage(rank), {"system": system, "mbps": mbps, "steps": steps})
+            seconds = processes.receive(last, left_s)["seconds"]
             yield _torch_row(shape, system, mbps, median(seconds[1:]))
 
 
@@ -328,7 +328,7 @@ def links_s(shape: Shape, spec: RunSpec, system: str, mbps: float) -> float:
 def _start_pipe(processes: Processes, shape: Shape, spec: RunSpec) -> str:
     """Start all stages; the last one's name."""
     (port,) = free_ports(1)
-    told = {
+    job = {
         "stages": shape.stages,
         "port": port,
         "spec": RUN_SPEC.to_wire(spec).SerializeToString().hex(),
@@ -336,7 +336,7 @@ def _start_pipe(processes: Processes, shape: Shape, spec: RunSpec) -> str:
         "dtype": shape.dtype,
     }
     for rank in range(shape.stages):
-        processes.start(_stage(rank), PIPE, [json.dumps({**told, "rank": rank})])
+        processes.start(_stage(rank), PIPE, [json.dumps({**job, "rank": rank})])
     return _stage(shape.stages - 1)
 
 

@@ -82,7 +82,7 @@ class Swarm:
     def set_mbps(self, mbps: float) -> None:
         """Set the rate of all links from now on."""
         for link in self.links:
-            self.processes.say(link, {"mbps": mbps})
+            self.processes.send(link, {"mbps": mbps})
 
 
 @asynccontextmanager
@@ -117,8 +117,8 @@ def _start_peers(
         link, name = f"link-{stage}", f"peer-{stage}"
         links.append(link)
         processes.start(link, LINK, [f"127.0.0.1:{port}"])
-        announced = processes.heard(link, UP_TIMEOUT_S)["port"]
-        told = {
+        announced = processes.receive(link, UP_TIMEOUT_S)["port"]
+        job = {
             "--coordinator": coordinator,
             "--port": str(port),
             "--announce": f"127.0.0.1:{announced}",
@@ -128,9 +128,9 @@ def _start_peers(
             "--device": device,
             "--dtype": dtype,
         }
-        processes.start(name, MEMBER, [word for pair in told.items() for word in pair])
+        processes.start(name, MEMBER, [word for pair in job.items() for word in pair])
     for stage in range(len(layers)):
-        processes.heard(f"peer-{stage}", UP_TIMEOUT_S)
+        processes.receive(f"peer-{stage}", UP_TIMEOUT_S)
     return links
 
 

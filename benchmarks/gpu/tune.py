@@ -58,9 +58,9 @@ class Tensors:
         options = {**tile, **cuda_grid.EXACT, "num_warps": warps}
         encode, decode = cuda_grid._quantize_pack[grid], cuda_grid._unpack_dequantize[grid]  # noqa: SLF001
         return {
-            (name, base is not None): partial(launch, out, given, base, *numbers, **options)
+            (name, base is not None): partial(launch, out, operand, base, *numbers, **options)
             for base in (None, self.base)
-            for name, launch, out, given in (
+            for name, launch, out, operand in (
                 ("encode", encode, self.packed, self.x),
                 ("decode", decode, self.values, self.packed),
             )

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.grpc_links.figures import LONG_GAP_S, MESSAGE_BYTES, SHORT_GAP_S, Figures
 from benchmarks.grpc_links.variants import Variant, variants
 from benchmarks.lab import Lab, Link
-from benchmarks.lab.host import ask
+from benchmarks.lab.host import exchange
 from benchmarks.lab.namespaces import run
 
 ENDS = "benchmarks.grpc_links.ends"
@@ -57,10 +57,10 @@ def measured(variant: Variant, link: Link) -> Figures:
                 run(*host.command("sysctl", "-qw", variant.sysctl))
         serve = ("serve", variant.kind, far.address, json.dumps(variant.server))
         with far.running(ENDS, *serve) as server:
-            endpoint = f"{far.address}:{ask(server)}"
+            endpoint = f"{far.address}:{exchange(server)}"
             send = ("send", variant.kind, endpoint, json.dumps(variant.channel))
             with near.running(ENDS, *send) as sender:
-                return Figures(**json.loads(ask(sender)))
+                return Figures(**json.loads(exchange(sender)))
 
 
 def _parser() -> argparse.ArgumentParser:

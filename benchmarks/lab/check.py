@@ -9,7 +9,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-from benchmarks.lab.host import Host, ask
+from benchmarks.lab.host import Host, exchange
 from benchmarks.lab.hosts import Lab
 from benchmarks.lab.hub import Link
 
@@ -40,9 +40,11 @@ def measure(from_host: Host, to_host: Host, seconds: float = SECONDS) -> Measure
     """
     end = "benchmarks.lab.probe"
     with to_host.running(end, "receive", to_host.address, str(seconds)) as receiver:
-        port = ask(receiver)
+        port = exchange(receiver)
         with from_host.running(end, "send", to_host.address, port) as sender:
-            return MeasuredPath(mbps=float(ask(receiver)), round_trip_ms=float(ask(sender)))
+            return MeasuredPath(
+                mbps=float(exchange(receiver)), round_trip_ms=float(exchange(sender))
+            )
 
 
 def main() -> None:

@@ -207,9 +207,9 @@ class Internet:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(self._hub)
-            here = Host(self._hub.namespace, "")
-            run(*here.command("sysctl", "-qew", *FORWARDING, *NO_WAITING))
-            run(*here.command("nft", "-f", "-"), told=INTERNET)
+            own_host = Host(self._hub.namespace, "")
+            run(*own_host.command("sysctl", "-qew", *FORWARDING, *NO_WAITING))
+            run(*own_host.command("nft", "-f", "-"), text=INTERNET)
             self._stack = stack.pop_all()
         return self
 
@@ -315,8 +315,8 @@ class _Site:
     def _namespace(self, name: str, settings: tuple[str, ...] = ()) -> str:
         namespace = self._hub.add(f"{self._number}-{name}")
         no_ipv6 = f"net.ipv6.conf.all.disable_ipv6={int(not self._home.ipv6)}"
-        told = (no_ipv6, *NO_WAITING, *settings)
-        run(*Host(namespace, "").command("sysctl", "-qew", *told))
+        commands = (no_ipv6, *NO_WAITING, *settings)
+        run(*Host(namespace, "").command("sysctl", "-qew", *commands))
         return namespace
 
     def _ipv6(self, part: int) -> IPv6Network | None:
@@ -354,11 +354,11 @@ def _wait_for_mapper() -> None:
         asker.settimeout(PATIENCE_S)
         asker.connect((str(HOME_NETWORK[1]), NAT_PMP_PORT))
 
-        def ask() -> None:
+        def request() -> None:
             asker.send(bytes(2))  # NAT-PMP: which outer address?
             asker.recv(64)
 
-        _insist(ask)
+        _insist(request)
 
 
 def _wait_for_internet(number: int, home: Home) -> None:

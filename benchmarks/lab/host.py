@@ -99,7 +99,7 @@ class Host:
             thread.shutdown(wait=False)
 
 
-def ask(process: subprocess.Popen[str], question: str = "") -> str:
+def exchange(process: subprocess.Popen[str], question: str = "") -> str:
     """Send a line to a process that is `running`, unless it is empty, and read its next line.
 
     Raises:

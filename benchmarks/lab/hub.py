@@ -13,7 +13,7 @@ from subprocess import Popen
 from types import TracebackType
 from typing import Self
 
-from benchmarks.lab.host import Host, ask
+from benchmarks.lab.host import Host, exchange
 from benchmarks.lab.namespaces import namespaces, remove_leftovers, remove_namespaces, run
 
 BURST_S = 0.005
@@ -125,9 +125,9 @@ class Hub:
             run("ip", "-n", self.namespace, "link", "add", far, *veth)
             return
         if self._wires is None:
-            here = Host(self.namespace, "")
-            self._wires = self._stack.enter_context(here.running("benchmarks.lab.wire"))
-        ask(self._wires, f"{near} {far} {delay_s}")
+            own_host = Host(self.namespace, "")
+            self._wires = self._stack.enter_context(own_host.running("benchmarks.lab.wire"))
+        exchange(self._wires, f"{near} {far} {delay_s}")
 
 
 def bucket(mbps: float, queue_ms: float) -> tuple[str, ...]:

@@ -16,13 +16,13 @@ CLONE_NEWNET = 0x40000000
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def run(*command: str, told: str | None = None) -> str:
-    """Run a command and return its output; `told` is its input, or None for this process's.
+def run(*command: str, text: str | None = None) -> str:
+    """Run a command and return its output; `text` is its input, or None for this process's.
 
     Raises:
         OSError: it failed.
     """
-    done = subprocess.run(command, capture_output=True, text=True, check=False, input=told)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, input=text)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
@@ -35,7 +35,7 @@ def configure(name: str, *words: str) -> None:
         OSError: one failed; those before it are done.
     """
     try:
-        run("ip", "-n", name, "-batch", "-", told="\n".join(words))
+        run("ip", "-n", name, "-batch", "-", text="\n".join(words))
     except OSError as error:
         raise OSError(f"{error}\nof\n" + "\n".join(words)) from error
 

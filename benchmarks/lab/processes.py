@@ -73,7 +73,7 @@ class LabProcesses:
             )
         self._running[name] = _Running(process, path)
 
-    def ask(self, name: str, timeout_s: float) -> dict[str, Any]:
+    def request(self, name: str, timeout_s: float) -> dict[str, Any]:
         """Write an empty line to a process; the next line of JSON that it prints.
 
         Raises:

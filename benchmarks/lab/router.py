@@ -181,7 +181,7 @@ class Router:
         return capture(self.host, OUTER)
 
     def _nft(self, words: str) -> None:
-        run(*self.host.command("nft", "-f", "-"), told=words)
+        run(*self.host.command("nft", "-f", "-"), text=words)
 
 
 def count_of(namespace: str, counter: str) -> int:

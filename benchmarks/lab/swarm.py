@@ -48,14 +48,14 @@ class LabSwarm:
         nodes = ("--initial-peers", str(first["addresses"][0]))
         journal = str(self.folder / "coordinator.db")
         command = ("coordinator", "--host", self.hub.address, "--journal", journal, *nodes)
-        told = (*self.snapshot_options, "--json")
+        options = (*self.snapshot_options, "--json")
         if self.tls:
             invited = first_invitations(journal, {Role.PEER: USES, Role.CLIENT: USES})
-            words = self.start("coordinator", self.hub, (*command, *told))
+            words = self.start("coordinator", self.hub, (*command, *options))
             for role, invite in invited.items():
                 self.ways[role] = ("--invite", str(with_address(words["endpoint"], invite)))
         else:
-            self.start("coordinator", self.hub, (*command, *told, "--insecure"))
+            self.start("coordinator", self.hub, (*command, *options, "--insecure"))
             self.ways = dict.fromkeys((Role.PEER, Role.CLIENT), ("--insecure", *nodes))
         return self
 
@@ -83,10 +83,10 @@ class LabSwarm:
         """Start a peer; jobs may name models beside this swarm's folder, or in `options`."""
         place = ("--host", host.address, "--layers", layers, "--threads", "1")
         way = self.ways[Role.PEER]
-        who = way[1:] if self.tls else (*way, "--peer-id", name)
+        identity = way[1:] if self.tls else (*way, "--peer-id", name)
         models = ("--models", str(self.folder.parent))
-        told = (*place, *models, *options, *self.snapshot_options, "--json")
-        self.start(name, host, ("serve-stage", *who, *told))
+        arguments = (*place, *models, *options, *self.snapshot_options, "--json")
+        self.start(name, host, ("serve-stage", *identity, *arguments))
 
     def start(
         self, name: str, host: Host, arguments: Sequence[str], *, module: str = "swarm_ft"
@@ -132,8 +132,8 @@ class LabSwarm:
         command = ("client", "train", *job, *written, *self.client_way)
         if self.begin("client", self.hub, command).wait() != 0:
             raise RuntimeError((self.folder / "client.log").read_text(encoding="utf-8"))
-        told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-        return told
+        document: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+        return document
 
     def num_steps(self) -> int:
         """Return the committed steps of the first run."""

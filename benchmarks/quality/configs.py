@@ -26,7 +26,7 @@ _PATTERN = re.compile(
     r"(@(?P<key>[^/@#:]+))?(@(?P<first>[^/@#:]+))?(#(?P<bits>\d+))?(:(?P<epochs>\d+))?"
 )
 
-_ASKED = "quality"
+_QUALITY = "quality"
 """As in `quality0.01/q1.5+z`: steps of activations follow what compression is found to cost."""
 
 GROUPS: dict[str, str] = {
@@ -152,7 +152,7 @@ class Config:
     @property
     def quality(self) -> float:
         """The share of perplexity that compression may cost, if the config limits it."""
-        return float(self.fw.removeprefix(_ASKED)) if self.fw.startswith(_ASKED) else 0.0
+        return float(self.fw.removeprefix(_QUALITY)) if self.fw.startswith(_QUALITY) else 0.0
 
     @property
     def has_key(self) -> bool:

@@ -110,12 +110,12 @@ def by_key(keys: Tensor, count: int) -> Predictions:
     return predicted
 
 
-def by_map(given: Tensor) -> Predictions:
+def by_map(features: Tensor) -> Predictions:
     """Predict by ridge regression on features, [steps, rows, features], and a constant."""
 
     def predicted(rows: Tensor) -> Iterator[Tensor]:
-        ones = torch.full((*given.shape[:2], 1), float(given.std()))
-        known = torch.cat((given, ones), 2).double()
+        ones = torch.full((*features.shape[:2], 1), float(features.std()))
+        known = torch.cat((features, ones), 2).double()
         size = known.shape[2]
         xx, xy = torch.zeros(size, size).double(), torch.zeros(size, rows.shape[2]).double()
         for x, now in zip(known, rows, strict=True):
@@ -171,24 +171,24 @@ def bits_of(x: Tensor, predicted: Tensor, size: float) -> tuple[float, float]:
         x, predicted: [steps, samples, tokens, channels].
         size: of a step, times the spread of the activation itself.
     """
-    alone, beside = (
+    alone, along_codebook = (
         DirectionalCodec(parse_codec_spec(f"{name}{size:g}", Direction.FORWARD))
         for name in ("qk", "aqk")
     )
-    basis, bits, told_bits = None, 0, 0
-    for step, (now, foretold) in enumerate(zip(x, predicted, strict=True)):
+    basis, bits, basis_bits = None, 0, 0
+    for step, (now, prediction) in enumerate(zip(x, predicted, strict=True)):
         if is_due(step):
             size = statistics.fmean(alone.step_of(sample) for sample in x[step - 1])
             left = (x[step - 1] - predicted[step - 1]) if step > 1 else x[0]
             basis = learn_basis(list(left), size, has_mean=True)
-            told_bits += 8 * len(basis.data) if basis else 0
-        for sample, base in zip(now, foretold, strict=True):
+            basis_bits += 8 * len(basis.data) if basis else 0
+        for sample, base in zip(now, prediction, strict=True):
             if basis is None:
                 encoded = alone.encode(sample)
             else:
-                encoded = beside.with_basis(basis).encode(sample, base)
+                encoded = along_codebook.with_basis(basis).encode(sample, base)
             bits += 8 * len(encoded.to_bytes())
-    return bits / x.numel(), told_bits / x.numel()
+    return bits / x.numel(), basis_bits / x.numel()
 
 
 def share_left(x: Tensor, predicted: Tensor) -> float:
@@ -210,11 +210,13 @@ def print_activations(run: Recorded, size: float) -> None:
     }
     ways |= {f"{count} centroids": (by_codebook(count), math.log2(count)) for count in ENTRIES}
     for index, x in enumerate(run.forward):
-        _say(f"\nactivations, boundary {index}: left, bits of `qk{size:g}`, of names, of bases\n")
+        _print_line(
+            f"\nactivations, boundary {index}: left, bits of `qk{size:g}`, of names, of bases\n"
+        )
         for name, (way, name_bits) in ways.items():
             predicted = torch.stack(list(way(x.flatten(1, 2)))).view_as(x)
-            bits, told = bits_of(x, predicted, size)
-            _row(name, share_left(x, predicted), bits, name_bits / x.shape[3], told)
+            bits, basis_bits = bits_of(x, predicted, size)
+            _row(name, share_left(x, predicted), bits, name_bits / x.shape[3], basis_bits)
 
 
 # ---- gradients
@@ -252,20 +254,20 @@ def print_gradients(run: Recorded, codecs: list[str]) -> None:
             "map of the target's embedding": by_map(run.embeddings[targets]),
         }
         ways |= {f"{n} directions": by_codebook(n, directions=True) for n in ENTRIES}
-        _say(f"\ngradients, boundary {index}: left along the best multiple\n")
+        _print_line(f"\ngradients, boundary {index}: left along the best multiple\n")
         for name, way in ways.items():
             predicted = torch.stack(list(way(functional.normalize(rows, dim=2))))
             _row(name, left_along(rows, predicted))
-        _say(f"\ngradients, boundary {index}: bits, squared error\n")
+        _print_line(f"\ngradients, boundary {index}: bits, squared error\n")
         for codec in codecs:
             _row(f"`{codec}`", *lost(codec, run.ids, x))
 
 
 def _row(name: str, *numbers: float) -> None:
-    _say(f"| {name} | " + " | ".join(f"{number:.3f}" for number in numbers) + " |")
+    _print_line(f"| {name} | " + " | ".join(f"{number:.3f}" for number in numbers) + " |")
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

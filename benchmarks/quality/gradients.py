@@ -41,10 +41,10 @@ class Recorder(Cuts):
 
     def through(self, channel: Channel, x: Tensor, scale: float = 1.0) -> Tensor:
         """Record the first samples' gradients and pass the tensor on unchanged."""
-        for kept, boundary in zip(self.kept, self.boundaries, strict=True):
+        for visits, boundary in zip(self.kept, self.boundaries, strict=True):
             if boundary.backward is channel:
                 few = (one for one in zip(self.ids, x, strict=True) if one[0] < self.samples)
-                kept += [(self.step, sample, row.detach() * scale) for sample, row in few]
+                visits += [(self.step, sample, row.detach() * scale) for sample, row in few]
         return x
 
 
@@ -86,10 +86,10 @@ def left_after_last(visits: list[Visit]) -> list[float]:
     sums: list[list[float]] = [[] for _ in range(DEFAULT_EPOCHS)]
     for visit, sample, x, _ in _numbered((sample, x, x) for _, sample, x in visits):
         if visit:
-            told = torch.cosine_similarity(
+            cosine = torch.cosine_similarity(
                 x[:-1], last[sample][:-1]
             )  # the last token has no target
-            sums[visit].append((1 - told.square()).mean().item())
+            sums[visit].append((1 - cosine.square()).mean().item())
         last[sample] = x
     return [sum(each) / len(each) for each in sums[1:]]
 

@@ -123,7 +123,7 @@ def print_tables(records: list[Record], group: str | None, configs: list[Config]
             for kind in dict.fromkeys(Kind.of(record) for record in of_task):
                 alike = [record for record in of_task if Kind.of(record) == kind]
                 if kind != _OLDEST:
-                    _say(f"\n## {task}: {kind}")
+                    _print_line(f"\n## {task}: {kind}")
                 _print_rates(alike, task)
                 _print_runs(rows_of(alike, task, kind), task, wanted(alike, group, configs))
 
@@ -143,7 +143,7 @@ def _print_rates(records: list[Record], task: str) -> None:
         for record in records
         if record["config"] == "none" and record["planned_epochs"] == DEFAULT_EPOCHS
     ]
-    _say(f"\n### {task}: learning rates, uncompressed (used: {RATES[task]:g})\n")
+    _print_line(f"\n### {task}: learning rates, uncompressed (used: {RATES[task]:g})\n")
     row(["rate", "seed", "start", "end", "change"], header=True)
     for record in sorted(tried, key=lambda r: (r["rate"], r["seed"])):
         start, end = record["start"][name], record["epochs"][-1][name]
@@ -157,7 +157,7 @@ def _print_runs(rows: Rows, task: str, configs: list[Config]) -> None:
     columns = [*scores, *_BITS]
     if any(config.dp for config in configs):
         columns.append(Column("bits between replicas", lambda record: record.get("bits_dp")))
-    _say(f"\n### {task}: runs\n")
+    _print_line(f"\n### {task}: runs\n")
     row(["config", "epochs", "seeds", *(column.heading for column in columns)], header=True)
     for config in configs:
         runs = rows.get((str(config), config.epochs), [])
@@ -182,10 +182,10 @@ def spread(found: list[float | None], form: str) -> str:
 
 def row(cells: list[str], header: bool = False) -> None:
     """Print a line of a Markdown table."""
-    _say("| " + " | ".join(cells) + " |")
+    _print_line("| " + " | ".join(cells) + " |")
     if header:
-        _say("|" + "---|" * len(cells))
+        _print_line("|" + "---|" * len(cells))
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")

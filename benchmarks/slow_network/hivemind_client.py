@@ -18,7 +18,7 @@ from hivemind import DHT
 from hivemind.moe import RemoteExpert, get_experts
 
 from benchmarks.slow_network.hivemind_experts import READY_TIMEOUT_S, HivemindJob, uid_of
-from benchmarks.slow_network.hivemind_node import joined_dht, say
+from benchmarks.slow_network.hivemind_node import joined_dht, print_document
 
 LOOK_S = 0.5
 TRIES = 5
@@ -31,7 +31,7 @@ def main() -> None:
     client = _Client(job, _find_all(joined_dht(job), job.work.stages))
     for line, _ in enumerate(sys.stdin):
         seconds = client.seconds_of(job.work.num_microbatches if line else 1)
-        say(seconds=seconds, repeats=client.repeats)
+        print_document(seconds=seconds, repeats=client.repeats)
 
 
 def _find_all(dht: DHT, count: int) -> list[RemoteExpert]:

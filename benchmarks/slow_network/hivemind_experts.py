@@ -97,8 +97,8 @@ def measure_hivemind(lab: Lab, trial: Trial, setting: RemoteExperts) -> Measured
     repeats: list[int] = []
     with LabProcesses() as processes:
         for rank, server in enumerate(servers):
-            told = replace(job, address=server.address, rank=rank)
-            processes.start(f"server-{rank}", server, SERVER, told.to_json())
+            server_job = replace(job, address=server.address, rank=rank)
+            processes.start(f"server-{rank}", server, SERVER, server_job.to_json())
             if rank == 0:
                 peers = processes.read("server-0", READY_TIMEOUT_S)["maddrs"]
                 job = replace(job, initial_peers=tuple(peers))
@@ -107,7 +107,7 @@ def measure_hivemind(lab: Lab, trial: Trial, setting: RemoteExperts) -> Measured
         processes.start("client", client, CLIENT, job.to_json())
 
         def step() -> float:
-            words = processes.ask("client", STEP_TIMEOUT_S)
+            words = processes.request("client", STEP_TIMEOUT_S)
             repeats.append(words["repeats"])
             return float(words["seconds"])
 

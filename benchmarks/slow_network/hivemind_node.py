@@ -23,7 +23,7 @@ def joined_dht(job: HivemindJob) -> DHT:
     return DHT(initial_peers=job.initial_peers, host_maddrs=listen, nat_port_map=False, start=True)
 
 
-def say(**words: object) -> None:
+def print_document(**words: object) -> None:
     """Print a line."""
     sys.stdout.write(json.dumps(words) + "\n")
     sys.stdout.flush()

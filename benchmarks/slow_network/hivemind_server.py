@@ -14,7 +14,7 @@ from hivemind.utils.tensor_descr import BatchTensorDescriptor
 
 from benchmarks.slow_network.emulated import EmulatedStage
 from benchmarks.slow_network.hivemind_experts import HivemindJob, uid_of
-from benchmarks.slow_network.hivemind_node import joined_dht, say
+from benchmarks.slow_network.hivemind_node import joined_dht, print_document
 
 HANDLERS = 4
 """Processes that take requests: as many as hivemind recommends for a module."""
@@ -31,7 +31,7 @@ def main() -> None:
     maddrs = [str(address) for address in dht.get_visible_maddrs()]
     uid = uid_of(job.rank)
     Server(dht, {uid: _backend(uid, job)}, num_connection_handlers=HANDLERS, start=True)
-    say(maddrs=maddrs)
+    print_document(maddrs=maddrs)
     sys.stdin.read()
 
 

@@ -96,7 +96,7 @@ def measure_torch_pipeline(lab: Lab, trial: Trial, setting: TorchPipeline) -> Me
             processes.start(f"stage-{rank}", host, WORKER, job.to_json())
 
         def step() -> float:
-            words = processes.ask(last, STEP_TIMEOUT_S)
+            words = processes.request(last, STEP_TIMEOUT_S)
             losses.append(words["loss"])
             return float(words["seconds"])
 

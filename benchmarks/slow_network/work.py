@@ -208,7 +208,7 @@ class Network:
         own = link if self.topology is Topology.HOME else Link(delay_ms=self.delay_ms)
         hosts = [[lab.host(own) for _ in range(work.replicas)] for _ in range(work.stages)]
         if self.topology is Topology.PAIR:
-            neighbours = (product(here, behind) for here, behind in pairwise(hosts))
+            neighbours = (product(near, behind) for near, behind in pairwise(hosts))
             replicas = (combinations(stage, 2) for stage in hosts)
             for pair in chain(*neighbours, *replicas):
                 lab.join(*pair, link)
