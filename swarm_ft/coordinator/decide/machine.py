@@ -309,7 +309,7 @@ def _cannot_host(turn: Transition, run: Run, peer_id: PeerId, error: SwarmError)
         return
     cause = replace(misfit, kind=ReasonKind.CANNOT_HOST)
     run = replace(run, detail=loss_of(turn.state, run, peer_id, cause))
-    if attempts.keeps_polling(turn, run):
+    if attempts.continues_loading(turn, run):
         turn.save_run(run)
     else:
         attempts.interrupt(turn, run)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
-from swarm_ft.buffers.disk import OtherRun
+from swarm_ft.buffers.disk import DeleteJob
 from swarm_ft.buffers.slab import Broken
 from swarm_ft.buffers.tiers import ReadJob, WriteJob
 from swarm_ft.ids import SampleId, StepNumber
@@ -52,7 +52,7 @@ class DiskMachine(RuleBasedStateMachine):
         self.ever: dict[BufferKey, list[BufferRecord]] = {}
         self.lent: dict[BufferKey, BufferRecord] = {}
         self.num_records, self.step = 0, StepNumber(0)
-        self.writes: list[WriteJob | OtherRun | None] = []
+        self.writes: list[WriteJob | DeleteJob | None] = []
         self.reads: list[tuple[ReadJob, BufferRecord | Broken] | None] = []
         self.is_damaged = False
 

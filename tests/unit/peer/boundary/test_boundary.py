@@ -726,7 +726,7 @@ async def test_a_held_out_sample_is_acknowledged_once_it_was_computed_with(
         # Sent again over the next stream, it is not delivered again.
         async with site.dialled(up, transport):
             await up.boundary.is_connected.wait()
-            assert not up.boundary.is_answered
+            assert not up.boundary.is_acknowledged
             assert up.taken.empty()
             down.boundary.acknowledge_consumed(forward(held_out))
             await up.boundary.wait_settled()
