@@ -13,8 +13,9 @@ from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.plan.lateness import state_bytes
 from swarm_ft.coordinator.plan.succession import SAVE_S
+from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.client import MemberState, RunPhase
 from swarm_ft.protocol.messages.control import PeerResumed, SaveStage
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -372,6 +373,24 @@ def test_who_paused_is_given_work_again_when_it_works(
     swarm.say(auto, PeerResumed())
     until_commits(swarm, 4)
     assert "auto" in swarm.run().peers
+
+
+def test_a_status_has_the_state_of_each_peer(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    def states() -> dict[str, MemberState]:
+        return {one.peer_id: one.state for one in overview(swarm.state).members}
+
+    begin(swarm, spec, a, b)
+    assert states() == {"a": MemberState.WORKING, "b": MemberState.WORKING}
+    swarm.would_leave(b, stays=True)
+    assert states()["b"] is MemberState.PAUSING
+    swarm.join(make_peer("c", "auto"), make_peer("far", "6-8"))
+    swarm.settle()
+    assert states()["b"] is MemberState.PAUSED
+    assert states()["far"] is MemberState.IDLE
+    swarm.would_leave(a)
+    assert states()["a"] is MemberState.LEAVING
 
 
 # ---- what has to last
