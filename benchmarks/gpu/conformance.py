@@ -31,9 +31,9 @@ from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.kernels.cpu import NumbaKernels
 from swarm_ft.codec.kernels.reference import ReferenceKernels
+from swarm_ft.codec.spec import CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 VECTORS = Path(__file__).parents[2] / "tests" / "conformance" / "codec_vectors.json"
 CPU = torch.device("cpu")

@@ -29,12 +29,12 @@ from swarm_ft.buffers import BufferStore
 from swarm_ft.codec.base import CPU
 from swarm_ft.codec.basis import Basis
 from swarm_ft.codec.kernels import coding_device
+from swarm_ft.codec.spec import Direction
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.bases import Bases
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
 from swarm_ft.peer.node import NUM_CODEC_THREADS
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.device import begin_codec_thread

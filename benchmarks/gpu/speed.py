@@ -26,7 +26,7 @@ from benchmarks.gpu.report import Row, ratio
 from swarm_ft.cli.codec_speed import measure
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import Kernels, NarrowGrid, Scales
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 
 SHAPES = ((1024, 1600), (4096, 4096))
 REHEARSED_SHAPES = ((64, 160), (128, 128))

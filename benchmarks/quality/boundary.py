@@ -19,9 +19,9 @@ from swarm_ft.codec import Codec, pack_buffer, unpack_buffer
 from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
+from swarm_ft.codec.spec import Direction
 from swarm_ft.ids import BlockIndex, SampleId
 from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import forward_codec_of, key_codec_of
 from tests.codecs import parse

@@ -27,7 +27,7 @@ from benchmarks.quality.models import regime_of, steps
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
 from swarm_ft.codec.basis import learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 
 CODECS = "q1+z,q0.85+z+book,q1+z+book,q1.25+z,q1.25+z+book,q1.5+z"
 ENTRIES = (64, 256, 1024)

@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.lab.homes import Home, Internet
 from benchmarks.slow_network.work import Measured, Trial, Work
-from swarm_ft.identity.roles import Role
-from swarm_ft.protocol.spec.codec_spec import (
+from swarm_ft.codec.spec import (
     CodecName,
     CodecSpec,
     Direction,
@@ -25,6 +24,7 @@ from swarm_ft.protocol.spec.codec_spec import (
     parse_dp_spec,
     parse_key_spec,
 )
+from swarm_ft.identity.roles import Role
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.stage.checkpoint import open_checkpoint
 

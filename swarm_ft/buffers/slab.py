@@ -23,9 +23,9 @@ import xxhash
 
 from swarm_ft.buffers.memory import Visits
 from swarm_ft.buffers.records import BufferKey, BufferRecord, End, samples_of
+from swarm_ft.digest import DIGEST_BYTES
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.private_files import FILE_MODE, make_private
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.sealing import SEAL_BYTES, Sealer
 from swarm_ft.systems import binary_flags, read_at, write_all

@@ -20,7 +20,7 @@ from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.kernels.reference import ReferenceKernels
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
+from swarm_ft.codec.spec import CodecSpec
 
 DEFAULT_CODECS = (
     "none,fp16,bf16,q2,q4,q8,aq2,aq3,aq4,aq4c,hq4,top10,aqtop10,lowrank16,"

@@ -18,26 +18,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import importlib
+from typing import TYPE_CHECKING
 
-from swarm_ft.codec.base import Codec
-from swarm_ft.codec.codebook import CodebookCodec
-from swarm_ft.codec.directional import DirectionalCodec
-from swarm_ft.codec.feedback import SHARE_BITS, DeltaCodec, PredictiveCodec, encode_with_feedback
-from swarm_ft.codec.kernels.base import Kernels
-from swarm_ft.codec.lowrank import LowRankCodec
-from swarm_ft.codec.narrow import HadamardCodec, NarrowCodec
-from swarm_ft.codec.raw import BFloat16Codec, Float32Codec, HalfCodec
-from swarm_ft.codec.stored import buffer_bytes, pack_buffer, unpack_buffer
-from swarm_ft.codec.topk import TopKCodec
-from swarm_ft.codec.wide import LosslessCodec, WideCodec
-from swarm_ft.protocol.spec.codec_spec import (
-    Axis,
-    CodecName,
-    CodecSpec,
-    Feedback,
-)
+if TYPE_CHECKING:
+    from swarm_ft.codec.base import Codec
+    from swarm_ft.codec.factory import from_spec
+    from swarm_ft.codec.feedback import encode_with_feedback
+    from swarm_ft.codec.stored import buffer_bytes, pack_buffer, unpack_buffer
 
 __all__ = [
     "Codec",
@@ -48,47 +36,20 @@ __all__ = [
     "unpack_buffer",
 ]
 
-_GRIDS = (CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC)
-_BYTE_CODECS: dict[CodecName, Callable[[CodecSpec], Codec]] = {
-    CodecName.NONE: Float32Codec,
-    CodecName.FP16: HalfCodec,
-    CodecName.BF16: BFloat16Codec,
-    CodecName.TOP: TopKCodec,
-    CodecName.LOWRANK: LowRankCodec,
+_MODULES = {
+    "Codec": "base",
+    "buffer_bytes": "stored",
+    "encode_with_feedback": "feedback",
+    "from_spec": "factory",
+    "pack_buffer": "stored",
+    "unpack_buffer": "stored",
 }
 
 
-def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
-    """Return the codec of a spec.
-
-    Args:
-        spec: Name and parameters of the codec.
-        kernels: Backend of its arithmetic; None chooses the fastest for each tensor's device.
-    """
-    if spec.feedback is Feedback.LAST:
-        plain = from_spec(replace(spec, feedback=Feedback.NONE), kernels)
-        if isinstance(plain, WideCodec):
-            plain = replace(plain, token_bits=SHARE_BITS)
-        return PredictiveCodec(spec, plain)
-    if spec.feedback is Feedback.BOOK:
-        return CodebookCodec(spec, from_spec(replace(spec, feedback=Feedback.NONE), kernels))
-    if spec.name in _GRIDS:
-        return WideCodec(spec, kernels) if spec.entropy else NarrowCodec(spec, kernels)
-    if spec.is_directional:
-        return DirectionalCodec(spec, kernels)
-    if spec.name is CodecName.AQTOP:
-        return DeltaCodec(spec, from_spec(replace(spec, name=CodecName.TOP), kernels))
-    if spec.feedback is Feedback.EF21:
-        return DeltaCodec(spec, from_spec(replace(spec, feedback=Feedback.NONE), kernels))
-    if spec.name is CodecName.HQ:
-        return HadamardCodec(spec, from_spec(_of_tiles(spec), kernels), kernels)
-    plain = _BYTE_CODECS[spec.name](replace(spec, entropy=False))
-    return LosslessCodec(spec, plain, kernels) if spec.entropy else plain
-
-
-def _of_tiles(spec: CodecSpec) -> CodecSpec:
-    # A row of the inner codec is a tile. Fixed-width codes need a scale for each tile. With an
-    # entropy stage one common scale has the smaller error, and contexts separate wide tiles from
-    # narrow ones.
-    axis = Axis.FRAME if spec.entropy else Axis.TOKEN
-    return CodecSpec(CodecName.Q, spec.hundredths, axis, entropy=spec.entropy)
+def __getattr__(name: str) -> object:
+    # The coordinator reads specs of codecs and has no torch, which the codecs themselves need.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found

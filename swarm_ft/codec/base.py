@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.spec import CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 CPU = torch.device("cpu")
 

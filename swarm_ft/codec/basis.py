@@ -31,8 +31,8 @@ from swarm_ft.codec.base import (
 )
 from swarm_ft.codec.entropy import CLASSES, max_stream_bytes, read_symbols, write_symbols
 from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.spec.digest import fingerprint_of
 
 MAX_DIRECTIONS = 1024
 NAME_BYTES = 4

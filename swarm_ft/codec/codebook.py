@@ -41,9 +41,9 @@ from swarm_ft.codec.basis import (
 from swarm_ft.codec.entropy import MAX_SCALE
 from swarm_ft.codec.feedback import shrunk_estimate
 from swarm_ft.codec.kernels.base import MIN_SCALE, packed_bytes
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.wide import WideCodec
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 # ---- learning one
 

@@ -68,10 +68,10 @@ from swarm_ft.codec.spread_tables import (
     frequencies,
     nearest_spreads,
 )
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.wide import WideCodec, read_escaped, write_at_scale
 from swarm_ft.codec.wide_plan import FIRST_SYMBOL, LAST_SYMBOL
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 Counts = NDArray[np.int64]
 

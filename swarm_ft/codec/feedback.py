@@ -20,10 +20,10 @@ from swarm_ft.codec.base import (
     unpacked_numbers,
 )
 from swarm_ft.codec.kernels.base import packed_bytes
+from swarm_ft.codec.spec import CodecName, CodecSpec, Feedback
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.topk import largest, num_sent_entries
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec, Feedback
 
 _TINY_SQUARE = 1e-300
 

@@ -34,9 +34,9 @@ from swarm_ft.codec.base import (
     read_bfloat16,
     to_device,
 )
+from swarm_ft.codec.spec import CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 _LEVELS = 127
 _CHANNELS_PER_OUTLIER = 64

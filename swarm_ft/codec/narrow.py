@@ -24,9 +24,9 @@ from swarm_ft.codec.base import (
 )
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import MIN_SCALE, Kernels, NarrowGrid, Scales, packed_bytes
+from swarm_ft.codec.spec import Axis, CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Axis, CodecSpec
 
 Floats = NDArray[np.float32]
 

@@ -37,6 +37,8 @@ from swarm_ft.codec.kernels.base import (
     flip_of,
     packed_bytes,
 )
+from swarm_ft.codec.spec import Axis, CodecName, CodecSpec
+from swarm_ft.codec.tensor import TENSOR_HEADER_BYTES, EncodedTensor
 from swarm_ft.codec.wide_plan import (
     FIRST_SYMBOL,
     LAST_SYMBOL,
@@ -55,8 +57,6 @@ from swarm_ft.codec.wide_plan import (
     with_slices,
 )
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import TENSOR_HEADER_BYTES, EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec
 
 # ---- `+z` on codecs whose payload is bytes: lossless compression
 #

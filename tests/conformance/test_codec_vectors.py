@@ -20,8 +20,8 @@ from swarm_ft.codec.basis import Basis, learn_basis
 from swarm_ft.codec.codebook import CodebookCodec, learn_codebook
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.kernels.reference import ReferenceKernels
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from tests.conformance.conftest import Backend
 
 TABLE = Path(__file__).with_name("codec_vectors.json")

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import cache
 from itertools import combinations
 
+from swarm_ft.codec.spec import CodecName, CodecSpec, Direction
 from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.state import Member
 from swarm_ft.coordinator.plan.hosting import refusal
 from swarm_ft.coordinator.plan.placement import fits
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import StageAssignment
-from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec, Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 

@@ -30,17 +30,13 @@ from swarm_ft.codec.base import CPU
 from swarm_ft.codec.basis import Basis, basis_name, max_basis_bytes
 from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
-from swarm_ft.protocol.messages.boundary import (
-    EncodedTensor,
-    Frame,
-    FrameKey,
-    FrameKind,
-)
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.spec.digest import fingerprint_of
+from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, RunSpec, TrainSpec
 from swarm_ft.stage.device import share_with_default_stream
 

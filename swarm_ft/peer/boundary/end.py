@@ -16,6 +16,8 @@ from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.codec.basis import Basis
+from swarm_ft.codec.spec import Direction
+from swarm_ft.digest import check_spec_digest
 from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.log import get_logger
@@ -41,8 +43,6 @@ from swarm_ft.protocol.messages.boundary import (
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
-from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.wire.frames import wire_bytes
 

@@ -21,6 +21,8 @@ from swarm_ft import failpoints
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.base import CPU
+from swarm_ft.codec.spec import CodecSpec, Direction
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import (
     BadFrame,
     BadInput,
@@ -38,8 +40,6 @@ from swarm_ft.peer.step import StepProgress
 from swarm_ft.protocol.messages.control import CommitStep, HeldStage
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import SpanKind
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
-from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles

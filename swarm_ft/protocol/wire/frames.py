@@ -12,14 +12,14 @@ from typing import Any, assert_never
 
 from google.protobuf.message import Message
 
+from swarm_ft.codec.spec import Direction
+from swarm_ft.codec.tensor import TENSOR_HEADER_BYTES, EncodedTensor
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.proto import boundary_pb2, link_pb2, reduce_pb2
 from swarm_ft.protocol.messages.boundary import (
-    TENSOR_HEADER_BYTES,
     Ack,
     BoundaryHello,
-    EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
@@ -36,7 +36,6 @@ from swarm_ft.protocol.messages.reduction import (
     Scope,
 )
 from swarm_ft.protocol.spec.bounds import DIGEST, Range, check_bound, clean_text
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.wire.convert import WireType, wire_type
 
 GRPC_PREFIX_BYTES = 5

@@ -29,10 +29,10 @@ from benchmarks.gpu.runner import run_all
 from benchmarks.gpu.speed import meets_goal
 from benchmarks.gpu.swarm import PUBLISHED, link_words, published_ratios
 from swarm_ft.codec.kernels.reference import ReferenceKernels
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from tests.unit.benchmarks.gpu_tasks import ends, fails
 
 ROOT = Path(__file__).parents[3]

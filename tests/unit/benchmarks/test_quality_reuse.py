@@ -15,7 +15,7 @@ from benchmarks.quality.reuse import Reuse, parse_reuse
 from benchmarks.quality.small_changes import mean_cost
 from swarm_ft.codec.basis import learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
-from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.codec.spec import Direction
 from tests.codecs import parse
 
 TOKENS, CHANNELS = 32, 16

@@ -29,8 +29,8 @@ from benchmarks.slow_network.work import (
     Work,
 )
 from swarm_ft import codec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.errors import BadCodec
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
 TINY = Work(
     stages=3,

@@ -15,9 +15,9 @@ from swarm_ft.codec.base import Codec
 from swarm_ft.codec.basis import MOST_ENTRY_BITS, NAME_BYTES, PLAIN, Basis, learn_basis
 from swarm_ft.codec.codebook import LEAST_ROWS, SIZE_BITS, CodebookCodec, learn_codebook
 from swarm_ft.codec.kernels.base import packed_bytes
+from swarm_ft.codec.spec import Direction
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction
 from tests.codecs import assert_sender_has_the_value, parse
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm_ft.codec import from_spec
+from swarm_ft.codec.spec import CodecName, Direction, Feedback, parse_codec_spec
+from swarm_ft.codec.tensor import TENSOR_HEADER_BYTES, EncodedTensor
 from swarm_ft.errors import BadCodec, BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import TENSOR_HEADER_BYTES, EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecName, Direction, Feedback, parse_codec_spec
 from tests.codecs import assert_sender_has_the_value, parse
 
 # fmt: off

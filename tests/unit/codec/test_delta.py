@@ -13,10 +13,10 @@ from swarm_ft.codec.base import Codec
 from swarm_ft.codec.feedback import DeltaCodec
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.raw import Float32Codec, HalfCodec
+from swarm_ft.codec.spec import CodecSpec, Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.topk import TopKCodec
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 FAMILIES: dict[str, Callable[[CodecSpec], Codec]] = {

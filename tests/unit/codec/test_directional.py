@@ -16,8 +16,8 @@ from torch import Tensor
 from swarm_ft.codec import directional
 from swarm_ft.codec.basis import NAME_BYTES, PLAIN, Basis, learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from tests.codecs import assert_sender_has_the_value, parse
 
 TOKENS, CHANNELS, DIRECTIONS = 60, 32, 6

@@ -24,10 +24,10 @@ from swarm_ft.codec.entropy import (
 )
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import segment_lengths
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.wide import LosslessCodec
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from tests.codecs import parse
 
 Counts = NDArray[np.int64]

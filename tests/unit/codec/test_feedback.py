@@ -12,9 +12,9 @@ from swarm_ft.codec.base import Codec
 from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.raw import HalfCodec
+from swarm_ft.codec.spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.codec.topk import TopKCodec, num_sent_entries
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 
 FAMILIES: dict[str, Callable[[CodecSpec], Codec]] = {
     "top": TopKCodec,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm_ft.codec.narrow import TILE
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from tests.codecs import parse
 
 WIDTHS = range(1, 9)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.lowrank import LowRankCodec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 property_test = settings(derandomize=True, deadline=None, max_examples=30)

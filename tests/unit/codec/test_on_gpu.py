@@ -15,8 +15,8 @@ from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import to_device, to_host
 from swarm_ft.codec.basis import learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.errors import NonFinite
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from tests.doubles.gpu import CountedGpu
 
 TOKENS, CHANNELS = 256, 384

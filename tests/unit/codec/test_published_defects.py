@@ -17,12 +17,13 @@ from torch import Tensor
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
+from swarm_ft.codec.spec import Direction
+from swarm_ft.codec.tensor import EncodedTensor
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import InternalError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
-from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
-from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.digest import fingerprint_of
+from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
 from swarm_ft.protocol.wire.frames import LINK_MESSAGE

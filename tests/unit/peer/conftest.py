@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import SystemClock
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.bases import Bases
@@ -25,7 +26,6 @@ from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES
 from swarm_ft.protocol.messages.boundary import BoundaryHello, FrameKey
 from swarm_ft.protocol.messages.link import ChannelMessage
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.run_spec import Codecs, LrSchedule, RunSpec, TrainSpec
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.grpc_transport import GrpcTransport

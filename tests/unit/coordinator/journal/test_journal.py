@@ -26,6 +26,7 @@ from swarm_ft.coordinator.journal.journal import SCHEMA, VERSION, Journal
 from swarm_ft.coordinator.journal.reason_text import recorded
 from swarm_ft.coordinator.journal.tokens import NewTokenFile
 from swarm_ft.coordinator.plan.membership import GATHER_S
+from swarm_ft.digest import digest_of
 from swarm_ft.errors import JournalError
 from swarm_ft.ids import (
     Attempt,
@@ -41,7 +42,6 @@ from swarm_ft.protocol.messages.control import CommitStep, StageAssignment
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.best import Best, Judged
-from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.sealing import Sealer

@@ -11,6 +11,8 @@ import torch
 
 from swarm_ft.buffers import BufferKey, BufferStore, End
 from swarm_ft.codec.basis import Basis, learn_basis
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -28,7 +30,6 @@ from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession, SessionEffect
 from swarm_ft.protocol.messages.boundary import (
     Ack,
-    EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
@@ -37,7 +38,6 @@ from swarm_ft.protocol.messages.boundary import (
     SharedBasis,
 )
 from swarm_ft.protocol.messages.reports import Traffic
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 from swarm_ft.protocol.wire.frames import wire_bytes
 from swarm_ft.transport.base import Transport

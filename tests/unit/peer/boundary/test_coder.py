@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import buffer_bytes, from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.basis import Basis
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, basis_needed
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import Codecs, EvalCompression, RunSpec
 from swarm_ft.protocol.wire.frames import LINK_MESSAGE, wire_bytes
 from tests.specs import model_spec, train_spec

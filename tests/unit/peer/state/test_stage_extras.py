@@ -7,13 +7,13 @@ import torch
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import pack_buffer
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import BadSnapshot
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state import stage_state
 from swarm_ft.peer.state.stage_state import restore_bases, restore_buffers, with_extras
-from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.snapshots.shard import ShardContents
 
 RUN, CHANNELS = RunId("run"), 8

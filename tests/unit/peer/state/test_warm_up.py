@@ -6,9 +6,9 @@ import pytest
 
 from swarm_ft import codec
 from swarm_ft.codec import Codec
+from swarm_ft.codec.spec import CodecSpec
 from swarm_ft.peer.state import stage_state
 from swarm_ft.peer.state.stage_state import compile_codecs
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
 from tests.unit.peer.conftest import MakeSpec
 
 

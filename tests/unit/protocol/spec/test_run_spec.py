@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from swarm_ft.codec.spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.errors import BadCodec, BadModel, BadOption
 from swarm_ft.ids import SampleId
-from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import (

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from swarm_ft.codec.spec import Axis, CodecName, CodecSpec, Direction
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.messages.boundary import (
     Ack,
-    EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
@@ -19,7 +20,6 @@ from swarm_ft.protocol.messages.boundary import (
     SharedBasis,
 )
 from swarm_ft.protocol.messages.reduction import GradientPiece, Phase, PieceAck, PieceKey
-from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction
 from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
 from swarm_ft.protocol.wire.convert import WireType
 from swarm_ft.protocol.wire.frames import LINK_MESSAGE

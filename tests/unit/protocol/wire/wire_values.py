@@ -14,8 +14,10 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.ids import MicrobatchIndex, SampleId
-from swarm_ft.protocol.messages.boundary import Ack, EncodedTensor, Frame, FrameKind
+from swarm_ft.protocol.messages.boundary import Ack, Frame, FrameKind
 from swarm_ft.protocol.messages.control import PlanStep, WholeTokens
 from swarm_ft.protocol.messages.reduction import PieceAck
 from swarm_ft.protocol.messages.reports import (
@@ -46,7 +48,6 @@ from swarm_ft.protocol.spec.bounds import (
     field_hints,
     metadata,
 )
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.member_name import ChosenName, ShownName
 from swarm_ft.protocol.spec.microbatch import Microbatch

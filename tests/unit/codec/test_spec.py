@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.errors import BadCodec
-from swarm_ft.protocol.spec.codec_spec import (
+from swarm_ft.codec.spec import (
     HEADER_BYTES,
     Axis,
     CodecName,
@@ -20,6 +19,7 @@ from swarm_ft.protocol.spec.codec_spec import (
     parse_key_spec,
     spec_from_header,
 )
+from swarm_ft.errors import BadCodec
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 GRIDS = (CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC)

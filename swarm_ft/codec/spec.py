@@ -1,4 +1,4 @@
-"""Codec specs such as `aq4`, `q2t+d+z`, `top10+ef`: names and rules; the arithmetic is in `codec`.
+"""Codec specs such as `aq4`, `q2t+d+z`, `top10+ef`: names and rules, without torch.
 
 spec     = name [number] [axis] {"+" modifier}
 name     = none | fp16 | bf16 | q | aq | hq | top | aqtop | qc | aqc | qk | aqk | lowrank

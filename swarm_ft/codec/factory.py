@@ -1,0 +1,63 @@
+"""The codec of a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from swarm_ft.codec.base import Codec
+from swarm_ft.codec.codebook import CodebookCodec
+from swarm_ft.codec.directional import DirectionalCodec
+from swarm_ft.codec.feedback import SHARE_BITS, DeltaCodec, PredictiveCodec
+from swarm_ft.codec.kernels.base import Kernels
+from swarm_ft.codec.lowrank import LowRankCodec
+from swarm_ft.codec.narrow import HadamardCodec, NarrowCodec
+from swarm_ft.codec.raw import BFloat16Codec, Float32Codec, HalfCodec
+from swarm_ft.codec.spec import Axis, CodecName, CodecSpec, Feedback
+from swarm_ft.codec.topk import TopKCodec
+from swarm_ft.codec.wide import LosslessCodec, WideCodec
+
+_GRIDS = (CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC)
+_BYTE_CODECS: dict[CodecName, Callable[[CodecSpec], Codec]] = {
+    CodecName.NONE: Float32Codec,
+    CodecName.FP16: HalfCodec,
+    CodecName.BF16: BFloat16Codec,
+    CodecName.TOP: TopKCodec,
+    CodecName.LOWRANK: LowRankCodec,
+}
+
+
+def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
+    """Return the codec of a spec.
+
+    Args:
+        spec: Name and parameters of the codec.
+        kernels: Backend of its arithmetic; None chooses the fastest for each tensor's device.
+    """
+    if spec.feedback is Feedback.LAST:
+        plain = from_spec(replace(spec, feedback=Feedback.NONE), kernels)
+        if isinstance(plain, WideCodec):
+            plain = replace(plain, token_bits=SHARE_BITS)
+        return PredictiveCodec(spec, plain)
+    if spec.feedback is Feedback.BOOK:
+        return CodebookCodec(spec, from_spec(replace(spec, feedback=Feedback.NONE), kernels))
+    if spec.name in _GRIDS:
+        return WideCodec(spec, kernels) if spec.entropy else NarrowCodec(spec, kernels)
+    if spec.is_directional:
+        return DirectionalCodec(spec, kernels)
+    if spec.name is CodecName.AQTOP:
+        return DeltaCodec(spec, from_spec(replace(spec, name=CodecName.TOP), kernels))
+    if spec.feedback is Feedback.EF21:
+        return DeltaCodec(spec, from_spec(replace(spec, feedback=Feedback.NONE), kernels))
+    if spec.name is CodecName.HQ:
+        return HadamardCodec(spec, from_spec(_of_tiles(spec), kernels), kernels)
+    plain = _BYTE_CODECS[spec.name](replace(spec, entropy=False))
+    return LosslessCodec(spec, plain, kernels) if spec.entropy else plain
+
+
+def _of_tiles(spec: CodecSpec) -> CodecSpec:
+    # A row of the inner codec is a tile. Fixed-width codes need a scale for each tile. With an
+    # entropy stage one common scale has the smaller error, and contexts separate wide tiles from
+    # narrow ones.
+    axis = Axis.FRAME if spec.entropy else Axis.TOKEN
+    return CodecSpec(CodecName.Q, spec.hundredths, axis, entropy=spec.entropy)
