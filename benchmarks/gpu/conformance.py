@@ -84,7 +84,7 @@ class Place:
         """Here, and along a basis if it names one."""
         codec = self.codec(encoded.codec)
         if isinstance(codec, DirectionalCodec):
-            codec = codec.with_basis(basis)
+            codec = codec.with_side_info(basis)
         return codec.decode(encoded, _moved(base, self.device), device=self.device).cpu()
 
 
@@ -145,7 +145,7 @@ def _tasks(*, few: bool) -> list[Task]:
     slow, quick = list[Task](), list[Task]()
     for spec in _codecs(few=few):
         task = Task(str(spec), partial(_codec_rows, spec, few=few))
-        (slow if spec.entropy or spec.has_basis else quick).append(task)
+        (slow if spec.entropy or spec.has_side_info else quick).append(task)
     return [*slow, *kernels, *quick, Task("stored buffers", _stored_rows)]
 
 

@@ -21,7 +21,7 @@ from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.codec.spec import Direction
 from swarm_ft.ids import BlockIndex, SampleId
-from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
+from swarm_ft.peer.boundary.side_info import SideInfoKey, SideInfoStore, TensorKind
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import forward_codec_of, key_codec_of
 from tests.codecs import parse
@@ -113,33 +113,31 @@ class Changes:
 class Learner:
     """The bases of one direction of one boundary: what a stage would learn, step by step."""
 
-    bases: Bases = field(default_factory=Bases)
-    told: dict[BasisKey, bytes] = field(default_factory=dict)
+    bases: SideInfoStore = field(default_factory=SideInfoStore)
+    told: dict[SideInfoKey, bytes] = field(default_factory=dict)
 
     def begin(self) -> None:
         """The step before counts."""
         self.bases.commit()
 
-    def along(self, codec: AnyCodec, kind: BasisKind, tally: Tally) -> AnyCodec:
+    def along(self, codec: AnyCodec, kind: TensorKind, tally: Tally) -> AnyCodec:
         """The codec with its basis, whose bytes are counted when it is new."""
         if not isinstance(codec, DirectionalCodec | CodebookCodec):
             return codec
-        key = BasisKey(BlockIndex(0), kind)
+        key = SideInfoKey(BlockIndex(0), kind)
         basis = self.bases.get(key)
         if basis is not None and self.told.get(key) != basis.name:
             self.told[key] = basis.name
             tally.bits += 8 * len(basis.data)
-        return codec.with_basis(basis)
+        return codec.with_side_info(basis)
 
     def note(
-        self, codec: AnyCodec, kind: BasisKind, sample: int, x: Tensor, base: Tensor | None
+        self, codec: AnyCodec, kind: TensorKind, sample: int, x: Tensor, base: Tensor | None
     ) -> None:
         """What was sent, where the step's frames make a basis."""
-        key = BasisKey(BlockIndex(0), kind)
-        if isinstance(codec, DirectionalCodec):
-            self.bases.record_frame(key, SampleId(sample), x, base, codec.step_of(x))
-        elif isinstance(codec, CodebookCodec):
-            self.bases.record_frame(key, SampleId(sample), x, None, 0.0)
+        if isinstance(codec, Codec):  # published ones learn nothing
+            key = SideInfoKey(BlockIndex(0), kind)
+            self.bases.record_frame(key, SampleId(sample), codec, x, base)
 
 
 _Sent = tuple[Any, Tensor, Tensor]
@@ -240,10 +238,10 @@ class Channel:
         return unpack_buffer(payload, tokens, channels, self.bits, device=x.device)
 
 
-def _kind_of(codec: AnyCodec, base: Tensor | None) -> BasisKind:
+def _kind_of(codec: AnyCodec, base: Tensor | None) -> TensorKind:
     if isinstance(codec, CodebookCodec):
-        return BasisKind.GRADIENT
-    return BasisKind.FIRST if base is None else BasisKind.CHANGE
+        return TensorKind.GRADIENT
+    return TensorKind.FIRST if base is None else TensorKind.CHANGE
 
 
 @dataclass(slots=True)

@@ -186,7 +186,7 @@ def bits_of(x: Tensor, predicted: Tensor, size: float) -> tuple[float, float]:
             if basis is None:
                 encoded = alone.encode(sample)
             else:
-                encoded = beside.with_basis(basis).encode(sample, base)
+                encoded = beside.with_side_info(basis).encode(sample, base)
             bits += 8 * len(encoded.to_bytes())
     return bits / x.numel(), told_bits / x.numel()
 

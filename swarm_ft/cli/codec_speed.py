@@ -114,7 +114,7 @@ def _with_basis(codec: DirectionalCodec, x: Tensor, base: Tensor) -> tuple[Codec
     drawn = torch.randn(tokens, count, generator=generator).to(x.device) * spreads
     rows = drawn @ directions.T.to(x.device)
     sent = base + rows if codec.spec.is_delta else rows
-    return codec.with_basis(learn_basis([rows.cpu()], codec.step_of(sent))), sent, base
+    return codec.with_side_info(learn_basis([rows.cpu()], codec.step_of(sent))), sent, base
 
 
 def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) -> SpeedRow:

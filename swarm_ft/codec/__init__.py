@@ -13,6 +13,8 @@
 | `feedback` | aqtopK, +ef21 and +last around a direct codec; +ef, +efmix |
 | `stored` | stored form of buffers |
 
+`side_info` describes the numbers that `directional` and `codebook` learn and that decoders need.
+
 `kernels` implements their arithmetic three times: in plain torch, Numba and Triton.
 """
 
@@ -23,7 +25,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from swarm_ft.codec.base import Codec
-    from swarm_ft.codec.factory import from_spec
+    from swarm_ft.codec.factory import (
+        from_spec,
+        max_side_info_bytes,
+        read_side_info,
+        side_info_needed,
+    )
     from swarm_ft.codec.feedback import encode_with_feedback
     from swarm_ft.codec.stored import buffer_bytes, pack_buffer, unpack_buffer
 
@@ -32,7 +39,10 @@ __all__ = [
     "buffer_bytes",
     "encode_with_feedback",
     "from_spec",
+    "max_side_info_bytes",
     "pack_buffer",
+    "read_side_info",
+    "side_info_needed",
     "unpack_buffer",
 ]
 
@@ -41,7 +51,10 @@ _MODULES = {
     "buffer_bytes": "stored",
     "encode_with_feedback": "feedback",
     "from_spec": "factory",
+    "max_side_info_bytes": "factory",
     "pack_buffer": "stored",
+    "read_side_info": "factory",
+    "side_info_needed": "factory",
     "unpack_buffer": "stored",
 }
 

@@ -1,4 +1,4 @@
-"""The codec of a spec."""
+"""The codec of a spec, and the side information of any codec."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from swarm_ft.codec.base import Codec
+from swarm_ft.codec.basis import Basis, max_basis_bytes
 from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import SHARE_BITS, DeltaCodec, PredictiveCodec
@@ -13,7 +14,9 @@ from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.narrow import HadamardCodec, NarrowCodec
 from swarm_ft.codec.raw import BFloat16Codec, Float32Codec, HalfCodec
+from swarm_ft.codec.side_info import NAME_BYTES, PLAIN, SideInfo
 from swarm_ft.codec.spec import Axis, CodecName, CodecSpec, Feedback
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.topk import TopKCodec
 from swarm_ft.codec.wide import LosslessCodec, WideCodec
 
@@ -61,3 +64,23 @@ def _of_tiles(spec: CodecSpec) -> CodecSpec:
     # narrow ones.
     axis = Axis.FRAME if spec.entropy else Axis.TOKEN
     return CodecSpec(CodecName.Q, spec.hundredths, axis, entropy=spec.entropy)
+
+
+def side_info_needed(encoded: EncodedTensor) -> bytes:
+    """Return the name of the side information that a tensor needs; empty for none."""
+    name = encoded.payload[:NAME_BYTES] if encoded.codec.has_side_info else b""
+    return b"" if name == PLAIN else name
+
+
+def read_side_info(data: bytes, channels: int) -> SideInfo:
+    """Decode side information of any codec from possibly hostile bytes.
+
+    Raises:
+        BadFrame: The bytes are no side information for this many channels.
+    """
+    return Basis.from_bytes(data, channels)
+
+
+def max_side_info_bytes(channels: int) -> int:
+    """Return an upper bound of the encoded size of side information for this many channels."""
+    return max_basis_bytes(channels)

@@ -172,8 +172,8 @@ class CodecSpec:
         return self.name in _CONSTANT_QUALITY
 
     @property
-    def has_basis(self) -> bool:
-        """Whether the codec needs a basis or a codebook that the sender learned."""
+    def has_side_info(self) -> bool:
+        """Whether the codec needs side information that the sender learned."""
         return self.is_directional or self.feedback is Feedback.BOOK
 
     @property

@@ -218,7 +218,7 @@ class Connections:
             run_id=assign.run_id,
             boundary=block,
             store=self._state.store,
-            bases=self._state.bases,
+            side_info=self._state.side_info,
             keeps_input=keeps_input,
             device=context.codec_device,
         )

@@ -36,6 +36,8 @@ _EXTRA = "extra/"
 _BUFFERS = "buffers/"
 _BUFFER_NAMES = f"{_BUFFERS}names"
 _BUFFER_DIGESTS = f"{_BUFFERS}digests"
+SIDE_INFO = "bases/"
+"""Prefix of the names of extra tensors with side information of codecs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

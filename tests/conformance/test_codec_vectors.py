@@ -81,8 +81,8 @@ def rows_along(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
     for way, massive in ((None, 1.0), (basis, 1.0), (basis, 5000.0)):
         x = sample(shape, 1)
         x[0] *= massive
-        encoded = codec.with_basis(way).encode(x, base)
-        y = codec.with_basis(way).decode(encoded, base)
+        encoded = codec.with_side_info(way).encode(x, base)
+        y = codec.with_side_info(way).decode(encoded, base)
         said = {} if way is None else {"basis": way.data.hex()}
         yield row_of(name, shape, encoded, y) | said
 
@@ -94,8 +94,8 @@ def rows_beside(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
     basis = learn_codebook([sample((2048, shape[1]), 3)])
     assert basis is not None
     for way in (None, basis):
-        encoded = codec.with_basis(way).encode(sample(shape, 1))
-        y = codec.with_basis(way).decode(encoded)
+        encoded = codec.with_side_info(way).encode(sample(shape, 1))
+        y = codec.with_side_info(way).decode(encoded)
         said = {} if way is None else {"basis": way.data.hex()}
         yield row_of(name, shape, encoded, y) | said
 
@@ -138,7 +138,9 @@ def test_decodes_to_the_bits_of_the_table(backend: Backend, row: dict[str, Any])
     encoded = EncodedTensor.from_bytes(bytes.fromhex(row["encoded"]))
     codec = from_spec(encoded.codec, backend.kernels)
     if "basis" in row and isinstance(codec, DirectionalCodec | CodebookCodec):
-        codec = codec.with_basis(Basis.from_bytes(bytes.fromhex(row["basis"]), encoded.channels))
+        codec = codec.with_side_info(
+            Basis.from_bytes(bytes.fromhex(row["basis"]), encoded.channels)
+        )
     y = codec.decode(encoded, base_of(codec, tuple(row["shape"])))
     assert bits_of(y) == row["decoded"]
 

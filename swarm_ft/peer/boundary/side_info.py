@@ -1,15 +1,14 @@
-"""The bases of this peer's ends of boundaries, and how the next ones are learned.
+"""Side information of this peer's ends of boundaries, and the times at which it is learned.
 
-Some steps learn a basis from everything that they sent. The first basis is used from the next step
-on, later ones from the step after that, so that they are learned and sent while links are idle. A
-step that is redone learns the same basis: a basis depends on the run alone. Bases are state of the
-stage, as its weights are, and are part of snapshots. The receiving end only holds copies, which are
-sent again over every new connection. This module uses no network and no clock.
+Some steps learn side information from everything that they sent. The first one is used from the
+next step on, later ones from the step after that, so that they are learned and sent while links are
+idle. A step that is redone learns the same: side information depends on the run alone. It is state
+of the stage, as its weights are, and is part of snapshots. The receiving end only holds copies,
+which are sent again over every new connection. This module uses no network and no clock.
 """
 
 from __future__ import annotations
 
-import statistics
 import threading
 from collections.abc import Container, Mapping
 from enum import IntEnum
@@ -18,63 +17,41 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from swarm_ft.codec import Codec, read_side_info
 from swarm_ft.codec.base import as_tensor
-from swarm_ft.codec.basis import Basis, learn_basis
-from swarm_ft.codec.codebook import LEAST_ROWS, learn_codebook
+from swarm_ft.codec.side_info import MAX_GATHERED_ROWS, Learning, Observation, SideInfo
 from swarm_ft.errors import BadFrame
 from swarm_ft.ids import BlockIndex, SampleId
 
-_EARLY_STEPS = 16
 _MOST_DIGITS = 9
-_MOST_ROWS = 256
-"""Rows of one sample; a step's rows together are many more than the directions that matter."""
 _COMING, _STEPS, _TOKENS, _ROWS = "/coming", "/steps", "/tokens", "/rows"
-"""Suffixes of a basis's name in an export: the basis that replaces it from the next step on, the
-number of steps that used it, the tokens since it was learned, the rows gathered for the next one.
+"""Suffixes of a key in an export: the side information that replaces the present one from the next
+step on, the number of steps that used it, the tokens since it was learned, the rows gathered for
+the next one.
 """
 
 
-class BasisKind(IntEnum):
-    """Kind of tensors that a basis encodes."""
+class TensorKind(IntEnum):
+    """Kind of the tensors in frames; the frames of each have side information of their own."""
 
     FIRST = 1
     """Activations without a buffer."""
     CHANGE = 2
     """Changes of activations since a sample's last visit."""
     GRADIENT = 3
-    """Gradients; their basis contains a codebook."""
-
-    @property
-    def gathers(self) -> bool:
-        """Whether a basis is learned from the rows of several steps, up to a limit."""
-        return self is BasisKind.GRADIENT
 
 
-TOKENS_A_CHANNEL = {BasisKind.FIRST: 64, BasisKind.CHANGE: 128, BasisKind.GRADIENT: 256}
-"""Tokens for each channel after which a new basis is learned.
-
-The basis then has few bytes beside those of the frames.
-"""
-_EARLY_EVERY = {BasisKind.FIRST: 1, BasisKind.CHANGE: 1, BasisKind.GRADIENT: 2}
-"""Interval between the early steps (1, 2, 4, 8, 16) that learn a basis.
-
-A codebook has many more bytes, and ages more slowly.
-"""
-_MOST_GATHERED = 8192
-"""Rows that a kind gathers at most; more rows hardly improve a codebook."""
-
-
-class BasisKey(NamedTuple):
-    """Identity of a basis of this stage, in any version."""
+class SideInfoKey(NamedTuple):
+    """Identity of side information of this stage, in any version."""
 
     boundary: BlockIndex
-    kind: BasisKind
+    kind: TensorKind
 
     def __str__(self) -> str:
         return f"{self.boundary}/{self.kind.value}"
 
     @staticmethod
-    def named(text: str) -> BasisKey:
+    def named(text: str) -> SideInfoKey:
         """Parse a key from its text.
 
         Raises:
@@ -82,86 +59,66 @@ class BasisKey(NamedTuple):
         """
         boundary, _, kind = text.partition("/")
         if boundary[:_MOST_DIGITS].isdecimal() and kind in ("1", "2", "3"):
-            key = BasisKey(BlockIndex(int(boundary[:_MOST_DIGITS])), BasisKind(int(kind)))
+            key = SideInfoKey(BlockIndex(int(boundary[:_MOST_DIGITS])), TensorKind(int(kind)))
             if str(key) == text:
                 return key
-        raise BadFrame(f"basis {text[:40]!a}: expected a boundary and a kind")
-
-
-class _FrameStats(NamedTuple):
-    """Statistics of one sample's frame.
-
-    Attributes:
-        rows: Some tokens' values or changes, bfloat16 [rows, channels]; None if not needed.
-        base: Values of the same tokens before the change, of the same shape; None without a buffer.
-        step_size: Step size of the quantiser.
-        tokens: Tokens of the sample.
-    """
-
-    rows: Tensor | None
-    base: Tensor | None
-    step_size: float
-    tokens: int
+        raise BadFrame(f"side information {text[:40]!a}: expected a boundary and a kind")
 
 
 class _Uses(NamedTuple):
-    """Use of a basis: steps that used it, and tokens since it was learned."""
+    """Use of side information: steps that used it, and tokens since it was learned."""
 
     steps: int = 0
     tokens: int = 0
 
-    def is_due(self, kind: BasisKind, channels: int) -> bool:
-        """Whether the next step learns a new basis.
 
-        Early steps do so often, since the run changes most.
-        """
-        step = self.steps + 1
-        octave = step.bit_length() - 1
-        is_early = step <= _EARLY_STEPS and step == 1 << octave and not octave % _EARLY_EVERY[kind]
-        return is_early or self.tokens >= TOKENS_A_CHANNEL[kind] * channels
+class _Lesson(NamedTuple):
+    """A codec, with the observations from which it learns."""
+
+    codec: Codec
+    seen: list[Observation]
 
 
-class Bases:
-    """The bases of a stage; see the module. Safe to use from several threads."""
+class SideInfoStore:
+    """Side information of a stage; see the module. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._learning = threading.Lock()
-        self._known: dict[BasisKey, Basis] = {}
-        self._coming: dict[BasisKey, Basis] = {}
-        self._uses: dict[BasisKey, _Uses] = {}
-        self._open: dict[BasisKey, dict[SampleId, _FrameStats]] = {}
-        self._to_learn: dict[BasisKey, list[_FrameStats]] = {}
-        self._gathered: dict[BasisKey, Tensor] = {}
-        self._new: set[BasisKey] = set()
+        self._known: dict[SideInfoKey, SideInfo] = {}
+        self._coming: dict[SideInfoKey, SideInfo] = {}
+        self._uses: dict[SideInfoKey, _Uses] = {}
+        self._codecs: dict[SideInfoKey, Codec] = {}
+        self._open: dict[SideInfoKey, dict[SampleId, Observation]] = {}
+        self._to_learn: dict[SideInfoKey, _Lesson] = {}
+        self._gathered: dict[SideInfoKey, Tensor] = {}
+        self._new: set[SideInfoKey] = set()
 
-    def get(self, key: BasisKey) -> Basis | None:
-        """Return the basis of the open step; None before the first one is learned.
+    def get(self, key: SideInfoKey) -> SideInfo | None:
+        """Return the side information of the open step; None before the first one is learned.
 
-        The first call after the step that learns the first basis computes it.
+        The first call after the step that learns the first one computes it.
         """
-        if (basis := self.cached(key)) is not None:
-            return basis
+        if (info := self.cached(key)) is not None:
+            return info
         with self._learning:
             if self.cached(key) is None:
                 self._learn(key)
             return self.cached(key)
 
-    def cached(self, key: BasisKey) -> Basis | None:
-        """Return the basis of the open step without computing it, after another caller did."""
+    def cached(self, key: SideInfoKey) -> SideInfo | None:
+        """Return that of the open step without computing it, after another caller did."""
         with self._lock:
             return self._known.get(key)
 
-    def first_used(self, key: BasisKey) -> Basis | None:
-        """Return the basis of the open step if no earlier step used it; else None."""
-        basis = self.get(key)
+    def first_used(self, key: SideInfoKey) -> SideInfo | None:
+        """Return that of the open step if no earlier step used it; else None."""
+        info = self.get(key)
         with self._lock:
-            return basis if key in self._new else None
+            return info if key in self._new else None
 
-    def next_basis(self, key: BasisKey) -> Basis | None:
-        """Return the basis that replaces this one once the open step commits.
-
-        None if there is none.
+    def next_info(self, key: SideInfoKey) -> SideInfo | None:
+        """Return the replacement that is used once the open step commits; None if there is none.
 
         The first call after the step that learns it computes it.
         """
@@ -169,44 +126,43 @@ class Bases:
             self._learn(key)
             return self._coming.get(key)
 
-    def next_if_ready(self, key: BasisKey) -> Basis | None:
-        """Return the basis that replaces this one, if it is computed already."""
+    def next_if_ready(self, key: SideInfoKey) -> SideInfo | None:
+        """Return the replacement if it is computed already."""
         with self._lock:
             return self._coming.get(key)
 
     def record_frame(
-        self, key: BasisKey, sample: SampleId, x: Tensor, base: Tensor | None, step_size: float
+        self, key: SideInfoKey, sample: SampleId, codec: Codec, x: Tensor, base: Tensor | None
     ) -> None:
-        """Record a frame of the open step.
+        """Record a frame of the open step, if its codec learns.
 
         Args:
-            key: Key of the frame's basis.
+            key: Key of the frame's side information.
             sample: Sample of the frame; a second frame of a sample replaces the first.
+            codec: Codec of the frame.
             x: Tensor before encoding, float32 [tokens, channels].
             base: Buffer that the frame changes; None if there is none.
-            step_size: Step size of the quantiser.
         """
+        learning = codec.learning
+        if learning is None:
+            return
         self.get(key)
-        rows = base_rows = None
-        if self._is_due(key, x.shape[1]) or self._gathers(key):
-            every = -(-len(x) // _MOST_ROWS)
-            rows, base_rows = x[::every], None if base is None else base[::every].to(x.device)
-            rows = _stored_rows(rows if base_rows is None else rows - base_rows)
-            base_rows = None if base_rows is None else _stored_rows(base_rows)
-        seen = _FrameStats(rows, base_rows, step_size, len(x))
+        is_needed = self._is_due(key, learning, x.shape[1]) or self._gathers(key, learning)
+        seen = codec.observe(x, base) if is_needed else Observation(len(x))
         with self._lock:
+            self._codecs[key] = codec
             self._open.setdefault(key, {})[sample] = seen
 
-    def _is_due(self, key: BasisKey, channels: int) -> bool:
-        """Whether the open step learns a new basis."""
+    def _is_due(self, key: SideInfoKey, learning: Learning, channels: int) -> bool:
+        """Whether the open step learns new side information."""
         is_missing = key not in self._known
-        return is_missing or self._uses.get(key, _Uses()).is_due(key.kind, channels)
+        return is_missing or learning.is_due(*self._uses.get(key, _Uses()), channels)
 
-    def _gathers(self, key: BasisKey) -> bool:
-        """Whether the open step's rows are gathered for the next basis."""
+    def _gathers(self, key: SideInfoKey, learning: Learning) -> bool:
+        """Whether the open step's rows are gathered for the next one."""
         gathered = self._gathered.get(key)
-        is_full = gathered is not None and len(gathered) >= _MOST_GATHERED
-        return key.kind.gathers and not is_full
+        is_full = gathered is not None and len(gathered) >= MAX_GATHERED_ROWS
+        return learning.gathers and not is_full
 
     def rollback(self, but: Container[SampleId] = ()) -> None:
         """Discard the open step's frames, except those of the samples in `but`."""
@@ -216,12 +172,12 @@ class Bases:
 
     @property
     def has_changes(self) -> bool:
-        """Whether `commit` changes anything; always False in runs whose codecs have no bases."""
+        """Whether `commit` changes anything; always False in runs whose codecs learn nothing."""
         with self._lock:
             return bool(self._open or self._to_learn or self._coming or self._new)
 
     def commit(self) -> None:
-        """Commit the open step: its replacements become the bases in use.
+        """Commit the open step: its replacements come into use.
 
         The call computes the replacements that no caller requested before.
         """
@@ -236,21 +192,21 @@ class Bases:
                 self._close_step()
 
     def learn(self) -> None:
-        """Compute the bases that the last step learns, before a caller needs them."""
+        """Compute what the last step learns, before a caller needs it."""
         with self._learning:
             self._learn_all()
 
     def export(self) -> dict[str, Tensor]:
         """Return all state as of the last commit, as tensors by name."""
         found: dict[str, Tensor] = {}
-        with self._learning:  # also waits for a basis that another thread is computing
+        with self._learning:  # also waits for a computation in another thread
             self._learn_all()
             known, coming = dict(self._known), dict(self._coming)
             uses, gathered = dict(self._uses), dict(self._gathered)
-        for key, basis in known.items():
-            found[str(key)] = as_tensor(basis.data)
-        for key, basis in coming.items():
-            found[f"{key}{_COMING}"] = as_tensor(basis.data)
+        for key, info in known.items():
+            found[str(key)] = as_tensor(info.data)
+        for key, info in coming.items():
+            found[f"{key}{_COMING}"] = as_tensor(info.data)
         for key, (steps, tokens) in uses.items():
             found[f"{key}{_STEPS}"] = torch.tensor(steps)
             found[f"{key}{_TOKENS}"] = torch.tensor(tokens)
@@ -262,12 +218,13 @@ class Bases:
         """Replace all state by an export.
 
         Raises:
-            BadFrame: A tensor is no basis for this number of channels, or has an unknown name.
+            BadFrame: A tensor is no side information for this number of channels, or has an
+                unknown name.
         """
-        known: dict[BasisKey, Basis] = {}
-        coming: dict[BasisKey, Basis] = {}
-        uses: dict[BasisKey, _Uses] = {}
-        gathered: dict[BasisKey, Tensor] = {}
+        known: dict[SideInfoKey, SideInfo] = {}
+        coming: dict[SideInfoKey, SideInfo] = {}
+        uses: dict[SideInfoKey, _Uses] = {}
+        gathered: dict[SideInfoKey, Tensor] = {}
         for name, data in exported.items():
             key = _key_in(name)
             if name.endswith(_STEPS):
@@ -295,26 +252,29 @@ class Bases:
             if not seen:
                 continue
             # The order of samples is fixed, independent of the order in which frames were encoded.
-            in_order = [seen[sample] for sample in sorted(seen)]
+            in_order, codec = [seen[sample] for sample in sorted(seen)], self._codecs[key]
             steps, tokens = self._uses.get(key, _Uses())
             tokens += sum(one.tokens for one in in_order)
-            if found := self._rows_to_learn(key, in_order):
-                self._to_learn[key], tokens = found, 0
+            learning = codec.learning
+            if learning and (found := self._to_learn_from(key, learning, in_order)):
+                self._to_learn[key], tokens = _Lesson(codec, found), 0
             self._uses[key] = _Uses(steps + 1, tokens)
         self._open.clear()
 
-    def _rows_to_learn(self, key: BasisKey, step: list[_FrameStats]) -> list[_FrameStats]:
-        """Return the rows from which this step learns the next basis; empty if it learns none."""
+    def _to_learn_from(
+        self, key: SideInfoKey, learning: Learning, step: list[Observation]
+    ) -> list[Observation]:
+        """Return the observations from which this step learns; empty if it learns nothing."""
         rows = [one.rows for one in step if one.rows is not None]
-        if not key.kind.gathers:
+        if not learning.gathers:
             return step if len(rows) == len(step) else []
         if not rows:
             return []
-        is_due = self._is_due(key, rows[0].shape[1])
+        is_due = self._is_due(key, learning, rows[0].shape[1])
         before = [self._gathered[key]] if key in self._gathered else []
-        gathered = torch.cat(before + rows)[-_MOST_GATHERED:]
+        gathered = torch.cat(before + rows)[-MAX_GATHERED_ROWS:]
         # The last token of a sample has no target, and a gradient of zero.
-        if not is_due or int(gathered.any(1).sum()) < LEAST_ROWS:
+        if not is_due or int(gathered.any(1).sum()) < learning.least_rows:
             self._gathered[key] = gathered
             return []
         self._gathered.pop(key, None)
@@ -326,30 +286,26 @@ class Bases:
         for key in list(self._to_learn):
             self._learn(key)
 
-    def _learn(self, key: BasisKey) -> None:
+    def _learn(self, key: SideInfoKey) -> None:
         with self._lock:
-            seen = self._to_learn.pop(key, None)
-        basis = _learned_of(key, seen) if seen is not None else None
-        if basis is None:
+            lesson = self._to_learn.pop(key, None)
+        info = None if lesson is None else lesson.codec.learn(lesson.seen)
+        if info is None:
             return
-        _ = basis.data  # cached here, so that no thread that others wait for has to encode it
+        _ = info.data  # cached here, so that no thread that others wait for has to encode it
         with self._lock:
             if key in self._known:
-                self._coming[key] = basis
+                self._coming[key] = info
             else:
-                self._known[key] = basis
+                self._known[key] = info
                 self._new.add(key)
 
 
-def _stored_rows(rows: Tensor) -> Tensor:
-    return rows.to("cpu", torch.bfloat16)
-
-
-def _key_in(name: str) -> BasisKey:
+def _key_in(name: str) -> SideInfoKey:
     for ending in (_COMING, _STEPS, _TOKENS, _ROWS):
         if name.endswith(ending):
-            return BasisKey.named(name.removesuffix(ending))
-    return BasisKey.named(name)
+            return SideInfoKey.named(name.removesuffix(ending))
+    return SideInfoKey.named(name)
 
 
 def boundary_of(name: str) -> BlockIndex:
@@ -361,29 +317,24 @@ def boundary_of(name: str) -> BlockIndex:
     return _key_in(name).boundary
 
 
-def _learned_of(key: BasisKey, seen: list[_FrameStats]) -> Basis | None:
-    rows = [one.rows.float() for one in seen if one.rows is not None]
-    if key.kind is BasisKind.GRADIENT:
-        return learn_codebook(rows)
-    bases = [one.base.float() for one in seen if one.base is not None]
-    step_size = statistics.fmean(one.step_size for one in seen)
-    return learn_basis(rows, step_size, old_values=bases, has_mean=key.kind is BasisKind.FIRST)
-
-
-def _read(data: Tensor, channels: int) -> Basis:
+def _read(data: Tensor, channels: int) -> SideInfo:
     if data.dtype != torch.uint8 or data.dim() != 1:
-        raise BadFrame(f"basis: expected bytes, got {data.dtype} {list(data.shape)}")
-    return Basis.from_bytes(data.numpy().tobytes(), channels)
+        raise BadFrame(f"side information: expected bytes, got {data.dtype} {list(data.shape)}")
+    return read_side_info(data.numpy().tobytes(), channels)
 
 
 def _checked_rows(x: Tensor, channels: int) -> Tensor:
-    fits = x.dim() == 2 and x.shape[1] == channels and 1 <= len(x) <= _MOST_GATHERED
+    fits = x.dim() == 2 and x.shape[1] == channels and 1 <= len(x) <= MAX_GATHERED_ROWS
     if x.dtype != torch.bfloat16 or not fits:
-        raise BadFrame(f"basis: expected rows of {channels}, got {x.dtype} {list(x.shape)}")
+        raise BadFrame(
+            f"side information: expected rows of {channels}, got {x.dtype} {list(x.shape)}"
+        )
     return x
 
 
 def _count(x: Tensor) -> int:
     if x.dtype != torch.int64 or x.numel() != 1 or int(x) < 0:
-        raise BadFrame(f"basis: expected a number of steps, got {x.dtype} {list(x.shape)}")
+        raise BadFrame(
+            f"side information: expected a number of steps, got {x.dtype} {list(x.shape)}"
+        )
     return int(x)

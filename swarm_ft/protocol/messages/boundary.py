@@ -89,20 +89,20 @@ class KeyFrameRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedBasis:
-    """Sender to receiver of frames: a part of a basis for coming frames.
+class SideInfoPart:
+    """Sender to receiver of frames: a part of side information for coming frames.
 
     Attributes:
-        basis: Next bytes of the basis, as `codec.basis` writes it.
+        data: Next bytes of the side information, as `codec.side_info` defines it.
         rest_bytes: Bytes that follow in further parts.
     """
 
-    basis: bytes
+    data: bytes
     rest_bytes: int = 0
 
 
 SessionMessage = Frame | Ack | KeyFrameRequest
 """Messages of a boundary's session."""
-FromNeighbour = SessionMessage | SharedBasis
+FromNeighbour = SessionMessage | SideInfoPart
 """Messages after the hellos."""
 BoundaryMessage = BoundaryHello | FromNeighbour

@@ -1260,7 +1260,7 @@ def _check_codecs(options: TrainOptions) -> None:
             parse()
         except BadCodec as error:
             raise BadCodec(f"{option}: {error.message}") from error
-    if options.constant_codec.is_delta or options.constant_codec.has_basis:
+    if options.constant_codec.is_delta or options.constant_codec.has_side_info:
         raise BadOption(
             "--frozen: expected a codec without buffers or a basis, such as q8, "
             f"got {options.frozen_codec}"

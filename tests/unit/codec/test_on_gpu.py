@@ -112,7 +112,7 @@ def test_along_a_basis_an_encoder_asks_little_too() -> None:
     )
     assert basis is not None
     assert basis.predictor is not None
-    along = codec.with_basis(basis)
+    along = codec.with_side_info(basis)
     counted(along, x, base)  # the first frame brings the basis there
     gpu, payload = counted(along, x, base)
     assert payload == along.encode(x, base).payload

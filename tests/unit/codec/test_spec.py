@@ -173,7 +173,7 @@ def test_what_a_spec_needs_follows_from_its_name_and_feedback(spec: CodecSpec) -
     assert spec.has_residual == ("+ef" in str(spec) and "+ef21" not in str(spec))
     assert spec.is_constant_quality == (spec.name in CONSTANT)
     assert spec.is_directional == (str(spec).split("+")[0].lstrip("a").startswith("qk"))
-    assert spec.has_basis == (spec.is_directional or "+book" in str(spec))
+    assert spec.has_side_info == (spec.is_directional or "+book" in str(spec))
     assert spec.keeps == (spec.is_delta, spec.feedback if "+book" not in str(spec) else 0)
     assert spec.number == spec.hundredths / 100
     assert spec.bits == int(spec.number)

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from swarm_ft.buffers import BufferKey, BufferStore, End
+from swarm_ft.codec import side_info_needed
 from swarm_ft.codec.basis import Basis, learn_basis
+from swarm_ft.codec.side_info import SideInfo
 from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import (
@@ -23,9 +25,9 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, RunId, SampleId
-from swarm_ft.peer.boundary.bases import BasisKey, BasisKind
-from swarm_ft.peer.boundary.basis_transfer import LEAST_PART_BYTES
-from swarm_ft.peer.boundary.coder import FrameCoder, basis_needed
+from swarm_ft.peer.boundary.coder import FrameCoder
+from swarm_ft.peer.boundary.side_info import SideInfoKey, TensorKind
+from swarm_ft.peer.boundary.side_info_transfer import LEAST_PART_BYTES
 from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession, SessionEffect
 from swarm_ft.protocol.messages.boundary import (
@@ -35,7 +37,7 @@ from swarm_ft.protocol.messages.boundary import (
     FrameKind,
     KeyFrameRequest,
     SessionMessage,
-    SharedBasis,
+    SideInfoPart,
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
@@ -748,20 +750,20 @@ def along(make_spec: MakeSpec) -> RunSpec:
     return make_spec(forward_codec="aqk0.5", key_codec="qk0.5")
 
 
-def basis_said(seed: int) -> SharedBasis:
+def basis_said(seed: int) -> SideInfoPart:
     """Some basis of the run's channels."""
     generator = torch.Generator().manual_seed(seed)
     basis = learn_basis([torch.randn(64, CHANNELS, generator=generator)], 0.1)
     assert basis is not None
-    return SharedBasis(basis.data)
+    return SideInfoPart(basis.data)
 
 
-GRADIENTS = BasisKey(BLOCK, BasisKind.GRADIENT)
+GRADIENTS = SideInfoKey(BLOCK, TensorKind.GRADIENT)
 TAUGHT = 5
 
 
-def name_of(said: SharedBasis) -> bytes:
-    return Basis.from_bytes(said.basis, CHANNELS).name
+def name_of(said: SideInfoPart) -> bytes:
+    return Basis.from_bytes(said.data, CHANNELS).name
 
 
 async def taught(up: BoundaryEnd, down: BoundaryEnd, steps: int = 3) -> None:
@@ -772,7 +774,7 @@ async def taught(up: BoundaryEnd, down: BoundaryEnd, steps: int = 3) -> None:
 
 async def heard_step(
     hand: Hand, up: BoundaryEnd, step: int, *, learns_at_once: bool = False
-) -> list[Frame | SharedBasis]:
+) -> list[Frame | SideInfoPart]:
     """What a step of the sender's says, in order; it is acknowledged and committed.
 
     What comes next is learned as its step begins, or only when that is to say it.
@@ -781,20 +783,20 @@ async def heard_step(
         up.bases.learn()
     up.begin(step, SAMPLES)
     up.send(step, tensors(step))
-    heard: list[Frame | SharedBasis] = []
+    heard: list[Frame | SideInfoPart] = []
     while sum(isinstance(message, Frame) for message in heard) < len(SAMPLES):
         message = await hand.hear()
-        assert isinstance(message, Frame | SharedBasis), message
+        assert isinstance(message, Frame | SideInfoPart), message
         heard.append(message)
         if isinstance(message, Frame):
             await hand.say(Ack(message.key))
     await up.boundary.wait_settled()
-    told = {name_of(message) for message in heard if isinstance(message, SharedBasis)}
+    told = {name_of(message) for message in heard if isinstance(message, SideInfoPart)}
     for basis in coming(up):
         if basis.name in told:
             continue
         message = await hand.hear()
-        assert isinstance(message, SharedBasis)
+        assert isinstance(message, SideInfoPart)
         assert name_of(message) == basis.name
         heard.append(message)
     up.store.commit()
@@ -802,22 +804,23 @@ async def heard_step(
     return heard
 
 
-def coming(up: BoundaryEnd) -> list[Basis]:
+def coming(up: BoundaryEnd) -> list[SideInfo]:
     """What activations are coded along from the next step on, and are not yet."""
     found = [
-        up.bases.next_basis(BasisKey(BLOCK, kind)) for kind in (BasisKind.FIRST, BasisKind.CHANGE)
+        up.bases.next_info(SideInfoKey(BLOCK, kind))
+        for kind in (TensorKind.FIRST, TensorKind.CHANGE)
     ]
     return [basis for basis in found if basis is not None]
 
 
-def assert_said_before_needed(heard: Sequence[Frame | SharedBasis]) -> list[bytes]:
+def assert_said_before_needed(heard: Sequence[Frame | SideInfoPart]) -> list[bytes]:
     """The names that were said, once each, and before the first frame that needs them."""
     said: list[bytes] = []
     for message in heard:
-        if isinstance(message, SharedBasis):
+        if isinstance(message, SideInfoPart):
             said.append(name_of(message))
-        elif basis_needed(message):
-            assert basis_needed(message) in said
+        elif side_info_needed(message.tensor):
+            assert side_info_needed(message.tensor) in said
     assert len(said) == len(set(said))
     return said
 
@@ -848,10 +851,13 @@ async def test_a_new_basis_is_said_before_there_is_a_frame_that_needs_it(
             await heard_step(hand, up, step)
         up.begin(2, SAMPLES)
         said = await hand.hear()
-        assert isinstance(said, SharedBasis)
+        assert isinstance(said, SideInfoPart)
         up.send(2, tensors(2))
         frames = [await hand.hear() for _ in SAMPLES]
-        assert all(isinstance(one, Frame) and basis_needed(one) == name_of(said) for one in frames)
+        assert all(
+            isinstance(one, Frame) and side_info_needed(one.tensor) == name_of(said)
+            for one in frames
+        )
 
 
 async def test_a_basis_of_the_next_step_is_said_behind_the_last_frame_of_this_one(
@@ -864,8 +870,8 @@ async def test_a_basis_of_the_next_step_is_said_behind_the_last_frame_of_this_on
         heard = [await heard_step(hand, up, step) for step in range(5)]
         *frames, said = heard[3]
         assert all(isinstance(message, Frame) for message in frames)
-        assert isinstance(said, SharedBasis)
-        needed = [basis_needed(one) for one in heard[4] if isinstance(one, Frame)]
+        assert isinstance(said, SideInfoPart)
+        needed = [side_info_needed(one.tensor) for one in heard[4] if isinstance(one, Frame)]
         assert needed == [name_of(said)] * len(heard[4])
 
 
@@ -877,7 +883,7 @@ async def test_a_basis_that_is_learned_by_then_is_said_between_the_frames_of_thi
     async with at_work(up, down) as site:
         hand = await site.call()
         heard = [await heard_step(hand, up, step, learns_at_once=True) for step in range(5)]
-        assert [type(message) for message in heard[3][:3]] == [Frame, SharedBasis, Frame]
+        assert [type(message) for message in heard[3][:3]] == [Frame, SideInfoPart, Frame]
         assert_said_before_needed([message for step in heard for message in step])
         assert all(isinstance(message, Frame) for message in heard[4])
 
@@ -910,8 +916,8 @@ async def test_frames_sent_again_over_a_new_stream_come_behind_their_basis(
             hand = await site.call(received=received)
             heard = [await hand.hear() for _ in range(1 + len(SAMPLES) - len(received))]
             frames = [message for message in heard if isinstance(message, Frame)]
-            assert isinstance(heard[0], SharedBasis)
-            assert {basis_needed(frame) for frame in frames} == {name_of(heard[0])}
+            assert isinstance(heard[0], SideInfoPart)
+            assert {side_info_needed(frame.tensor) for frame in frames} == {name_of(heard[0])}
         await hand.say(Ack(forward(1, 4)))
         await up.boundary.wait_settled()
 
@@ -950,7 +956,7 @@ async def test_the_bytes_of_a_basis_are_counted(
         hand = await site.call()
         heard = [message for step in range(5) for message in await heard_step(hand, up, step)]
         traffic = up.boundary.take_traffic()
-    said = [message for message in heard if isinstance(message, SharedBasis)]
+    said = [message for message in heard if isinstance(message, SideInfoPart)]
     assert len(said) == 2
     assert traffic.forward_bytes == sum(map(wire_bytes, heard))
     assert traffic.relayed_bytes == 0
@@ -1042,39 +1048,39 @@ async def test_who_computes_gradients_may_say_no_more_codebooks_than_two_steps_n
     async with at_work(down, up) as site:
         down.begin(0, SAMPLES)
         hand = await site.call()
-        with pytest.raises(OutOfTurn, match="4 bases in a step, got 5"):
+        with pytest.raises(OutOfTurn, match="4 pieces in a step, got 5"):
             await hand.fails(*(basis_said(seed) for seed in range(5)))
 
 
-HOSTILE_BASES: dict[str, tuple[Callable[[], list[SharedBasis]], type[SwarmError], str]] = {
-    "no bytes": (lambda: [SharedBasis(b"")], BadFrame, "or more, got 0"),
-    "crumbs": (lambda: [SharedBasis(b"\x5a", 500)], BadFrame, "or more, got 1"),
+HOSTILE_BASES: dict[str, tuple[Callable[[], list[SideInfoPart]], type[SwarmError], str]] = {
+    "no bytes": (lambda: [SideInfoPart(b"")], BadFrame, "or more, got 0"),
+    "crumbs": (lambda: [SideInfoPart(b"\x5a", 500)], BadFrame, "or more, got 1"),
     "one too large to be any": (
-        lambda: [SharedBasis(bytes(LEAST_PART_BYTES), 1 << 31)],
+        lambda: [SideInfoPart(bytes(LEAST_PART_BYTES), 1 << 31)],
         BadFrame,
         "expected at most",
     ),
     "parts that do not fit": (
-        lambda: [SharedBasis(bytes(LEAST_PART_BYTES), 700), SharedBasis(bytes(500), 0)],
+        lambda: [SideInfoPart(bytes(LEAST_PART_BYTES), 700), SideInfoPart(bytes(500), 0)],
         BadFrame,
         "expected 700 bytes more, got 500 and 0",
     ),
-    "noise": (lambda: [SharedBasis(b"\x5a" * 500)], BadFrame, "basis"),
-    "a basis cut short": (lambda: [SharedBasis(basis_said(1).basis[:-1])], BadFrame, "frame|basis"),
+    "noise": (lambda: [SideInfoPart(b"\x5a" * 500)], BadFrame, "basis"),
+    "a basis cut short": (lambda: [SideInfoPart(basis_said(1).data[:-1])], BadFrame, "frame|basis"),
     "one of other channels": (
-        lambda: [SharedBasis((1).to_bytes(2, "little") + bytes([9, 0, 0, 0, 0]))],
+        lambda: [SideInfoPart((1).to_bytes(2, "little") + bytes([9, 0, 0, 0, 0]))],
         BadFrame,
         "over 8 channels, got 1 over 9",
     ),
     "directions without end": (
-        lambda: [SharedBasis(b"\xff\xff" + bytes([CHANNELS, 0, 0, 0, 0]))],
+        lambda: [SideInfoPart(b"\xff\xff" + bytes([CHANNELS, 0, 0, 0, 0]))],
         BadFrame,
         "got 65535 over",
     ),
     "bases without end": (
         lambda: [basis_said(seed) for seed in range(5)],
         OutOfTurn,
-        "expected at most 4 bases in a step, got 5",
+        "expected at most 4 pieces in a step, got 5",
     ),
 }
 
@@ -1085,7 +1091,7 @@ async def test_a_hostile_basis_costs_its_stream_and_harms_nothing(
     make_ends: MakeEnds,
     at_work: AtWork,
     transport: Transport,
-    bases: Callable[[], list[SharedBasis]],
+    bases: Callable[[], list[SideInfoPart]],
     error: type[SwarmError],
     match: str,
 ) -> None:
@@ -1104,7 +1110,7 @@ async def test_who_sends_gradients_has_no_basis_to_say(
     up, down = make_ends(along)
     async with at_work(up, down) as site:
         hand = await site.call()
-        with pytest.raises(OutOfTurn, match="expected no basis, got one"):
+        with pytest.raises(OutOfTurn, match="expected no side information"):
             await hand.fails(basis_said(1))
 
 

@@ -17,7 +17,7 @@ from swarm_ft.protocol.messages.boundary import (
     FrameKey,
     FrameKind,
     KeyFrameRequest,
-    SharedBasis,
+    SideInfoPart,
 )
 from swarm_ft.protocol.messages.reduction import GradientPiece, Phase, PieceAck, PieceKey
 from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
@@ -140,7 +140,7 @@ def test_refuses_hostile_fields(message: Any, path: str, value: Any, complaint: 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 1000])
 def test_a_basis_is_carried_as_it_is_for_who_knows_the_channels(data: bytes) -> None:
-    part = SharedBasis(data, rest_bytes=len(data))
+    part = SideInfoPart(data, rest_bytes=len(data))
     assert LINK_MESSAGE.from_bytes(LINK_MESSAGE.to_bytes(part)) == part
 
 
