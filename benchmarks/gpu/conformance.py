@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 T = TypeVar("T")
 SHAPES = ((9, 20), (1, 1), (130, 3), (1, 4097), (33, 1601), (1023, 130), (128, 96))
 REHEARSED_SHAPES = SHAPES[:2]
-REHEARSED_CODECS = ("q3t", "aq4", "hq2", "aq2+z", "top10", "aqtop20", "q4+ef21", "aqk0.5")
+REHEARSED_CODECS = ("q3t", "aq4", "q2", "aq2+z", "top10", "aqtop20", "q4+ef21", "aqk0.5")
 MOST_WORSE, MOST_WORSE_OF_FEW = 1.02, 1.1
 """Of an encoder's error, beside the reference's; where values are few, a scale is of fewer still.
 """

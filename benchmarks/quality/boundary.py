@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality.configs import DEFAULT_BITS, Config
+from benchmarks.quality.former import MIXED, encode_mixed, parse_former
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.reuse import Partly, Reuse, merged, parse_reuse
 from swarm_ft.codec import Codec, pack_buffer, unpack_buffer
@@ -151,6 +152,7 @@ class Channel:
     Attributes:
         codec: of all visits, or of all but the first.
         first: of a sample's first visit; None if that is as all others.
+        is_mixed: whether half of what it sends is for the residual.
         waited_for: of later visits of the sample of a batch that all stages wait for; so too.
         waited_row: of that sample in a batch: forward the first, backward the last.
         bits: of a value in a buffer.
@@ -162,6 +164,7 @@ class Channel:
     first: AnyCodec | None
     is_delta: bool
     has_residual: bool
+    is_mixed: bool = False
     waited_for: AnyCodec | None = None
     waited_row: int = 0
     bits: int = DEFAULT_BITS
@@ -194,7 +197,8 @@ class Channel:
         if self.has_residual:
             residual = self.residuals.get(sample)
             codec = cast(Codec, self.codec)  # published ones have no feedback
-            encoded, self.residuals[sample] = encode_with_feedback(codec, x, residual)
+            encode = encode_mixed if self.is_mixed else encode_with_feedback
+            encoded, self.residuals[sample] = encode(codec, x, residual)
             y = self.codec.decode(encoded, device=x.device)
             return encoded, y, y
         base = self.base_of(sample, x) if sample in self.buffers else None
@@ -395,13 +399,15 @@ def _direct(fw: str) -> str:
 
 
 def _codec(text: str, direction: Direction) -> AnyCodec:
-    return parse_published(text) or parse(text, direction)
+    return parse_published(text) or parse_former(text) or parse(text, direction)
 
 
 def channel_of(text: str, key: str, direction: Direction) -> Channel:
     """One direction by its codec, and that of first frames where they build on nothing."""
-    codec = _codec(text, direction)
+    is_mixed = text.endswith(MIXED)
+    codec = _codec(text.removesuffix(MIXED), direction)
     spec = getattr(codec, "spec", None)
     is_delta = bool(getattr(spec or codec, "is_delta", False))
     first = _codec(key, direction) if is_delta else None
-    return Channel(codec, first, is_delta, bool(getattr(spec, "has_residual", False)))
+    has_residual = is_mixed or bool(getattr(spec, "has_residual", False))
+    return Channel(codec, first, is_delta, has_residual, is_mixed)

@@ -23,7 +23,7 @@ from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.codec.spec import CodecSpec
 
 DEFAULT_CODECS = (
-    "none,fp16,bf16,q2,q4,q8,aq2,aq3,aq4,aq4c,hq4,top10,aqtop10,lowrank16,"
+    "none,fp16,bf16,q2,q4,q8,aq2,aq3,aq4,aq4c,top10,aqtop10,"
     "q2+z,q4+z,aq2+z,aq4+z,aqc0.5,aqk0.5,fp16+z"
 )
 _GIGA = 1e9

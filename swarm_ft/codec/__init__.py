@@ -5,12 +5,12 @@
 | module | codecs |
 |---|---|
 | `raw` | none, fp16, bf16 |
-| `narrow` | qB, aqB: fixed-width codes of B bits; hqB |
+| `narrow` | qB, aqB: fixed-width codes of B bits |
 | `wide` | qB+z, aqB+z, qcS, aqcS: entropy-coded quantisers, planned by `wide_plan`; +z of others |
 | `directional` | qkS, aqkS: transform coders along a learned `basis` |
 | `codebook` | +book: a direct codec for the residual of a vector quantiser |
-| `topk`, `lowrank` | topK, lowrankR |
-| `feedback` | aqtopK, +ef21 and +last around a direct codec; +ef, +efmix |
+| `topk` | topK |
+| `feedback` | aqtopK, +ef21 and +last around a direct codec; +ef |
 | `stored` | stored form of buffers |
 
 `side_info` describes the numbers that `directional` and `codebook` learn and that decoders need.

@@ -11,11 +11,10 @@ from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import SHARE_BITS, DeltaCodec, PredictiveCodec
 from swarm_ft.codec.kernels.base import Kernels
-from swarm_ft.codec.lowrank import LowRankCodec
-from swarm_ft.codec.narrow import HadamardCodec, NarrowCodec
+from swarm_ft.codec.narrow import NarrowCodec
 from swarm_ft.codec.raw import BFloat16Codec, Float32Codec, HalfCodec
 from swarm_ft.codec.side_info import NAME_BYTES, PLAIN, SideInfo
-from swarm_ft.codec.spec import Axis, CodecName, CodecSpec, Feedback
+from swarm_ft.codec.spec import CodecName, CodecSpec, Feedback
 from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.topk import TopKCodec
 from swarm_ft.codec.wide import LosslessCodec, WideCodec
@@ -26,7 +25,6 @@ _BYTE_CODECS: dict[CodecName, Callable[[CodecSpec], Codec]] = {
     CodecName.FP16: HalfCodec,
     CodecName.BF16: BFloat16Codec,
     CodecName.TOP: TopKCodec,
-    CodecName.LOWRANK: LowRankCodec,
 }
 
 
@@ -52,18 +50,8 @@ def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
         return DeltaCodec(spec, from_spec(replace(spec, name=CodecName.TOP), kernels))
     if spec.feedback is Feedback.EF21:
         return DeltaCodec(spec, from_spec(replace(spec, feedback=Feedback.NONE), kernels))
-    if spec.name is CodecName.HQ:
-        return HadamardCodec(spec, from_spec(_of_tiles(spec), kernels), kernels)
     plain = _BYTE_CODECS[spec.name](replace(spec, entropy=False))
     return LosslessCodec(spec, plain, kernels) if spec.entropy else plain
-
-
-def _of_tiles(spec: CodecSpec) -> CodecSpec:
-    # A row of the inner codec is a tile. Fixed-width codes need a scale for each tile. With an
-    # entropy stage one common scale has the smaller error, and contexts separate wide tiles from
-    # narrow ones.
-    axis = Axis.FRAME if spec.entropy else Axis.TOKEN
-    return CodecSpec(CodecName.Q, spec.hundredths, axis, entropy=spec.entropy)
 
 
 def side_info_needed(encoded: EncodedTensor) -> bytes:

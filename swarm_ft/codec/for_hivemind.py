@@ -22,7 +22,7 @@ ROW_VALUES = 1024
 
 
 class CodecCompression(CompressionBase):  # type: ignore[misc] # hivemind has no types
-    """hivemind compression by a direct codec: q8, q4+z, hq4, top10, fp16, ...
+    """hivemind compression by a direct codec: q8, q4+z, top10, fp16, ...
 
     Args:
         codec: Codec as in `--bw` (docs/reference/codecs.md), without feedback.

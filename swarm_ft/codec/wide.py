@@ -65,7 +65,6 @@ from swarm_ft.errors import BadFrame
 # not help; else the number of contexts, the payload's size, and the stream.
 
 _HEADER = struct.Struct("<BI")
-_ELEMENT_BYTES = {CodecName.NONE: 4, CodecName.LOWRANK: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class LosslessCodec(Codec):
 
     def _compressed(self, payload: bytes) -> bytes:
         symbols = as_tensor(payload)
-        stride = _ELEMENT_BYTES.get(self.spec.name, 2)
+        stride = 4 if self.spec.name is CodecName.NONE else 2
         contexts = (torch.arange(len(symbols)) % stride).to(torch.uint8)
         kernels = self.kernels or kernels_for("cpu")
         counts = kernels.histogram(symbols, contexts, stride).numpy()

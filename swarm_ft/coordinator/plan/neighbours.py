@@ -29,7 +29,7 @@ MAX_SEARCHED = 16
 """Most peers whose orders are all searched; more peers only swap seats in pairs."""
 OTHER_BITS = 4.0
 """Bits per value assumed of codecs whose number means something else."""
-_OF_BITS = {CodecName.NONE, CodecName.FP16, CodecName.BF16, CodecName.Q, CodecName.AQ, CodecName.HQ}
+_OF_BITS = {CodecName.NONE, CodecName.FP16, CodecName.BF16, CodecName.Q, CodecName.AQ}
 _WEIGHT_BYTES = 4
 
 

@@ -384,7 +384,7 @@ class TrainOptions:
         CodecText,
         Option(
             "Codec for activations: none, fp16, aq4 (changes in 4 bits), aq2+z (2 bits per value, "
-            "entropy-coded), q4, hq4, aqc0.5, top10 ...",
+            "entropy-coded), q4, aqc0.5, top10 ...",
             name="fw",
             long_name="forward-codec",
             metavar="SPEC",

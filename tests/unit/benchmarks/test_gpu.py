@@ -322,7 +322,7 @@ def test_cases_hold_of_the_reference_itself_and_differences_are_seen() -> None:
         found = getattr(kernels, case.kernel)(*case.args)
         assert case.difference(found, found) == ""
         seen.add(case.kernel)
-    assert {"unpack", "dequantize", "decode_symbols", "hadamard", "quantize", "moments"} <= seen
+    assert {"unpack", "dequantize", "decode_symbols", "quantize", "moments"} <= seen
     assert {"trellis_symbols", "shifts_of", "flip_signs"} <= seen
     zeros, others = torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])
     assert same(zeros, others) == "1 of 2 differ"

@@ -222,10 +222,10 @@ def _limits(field: FieldDescriptor | None) -> tuple[int, int]:
 
 # fmt: off
 FORWARD = [
-    "none", "fp16", "bf16", "q1", "q8f", "q4tc+d", "aq2", "aq1.5t+z", "hq3", "top0.01", "aqtop30",
-    "qc0.02", "aqc8+d", "lowrank256+z",
+    "none", "fp16", "bf16", "q1", "q8f", "q4tc+d", "aq2", "aq1.5t+z", "top0.01", "aqtop30",
+    "qc0.02", "aqc8+d",
 ]
-BACKWARD = ["none", "fp16+ef", "q8", "q2+d+z", "top10+efmix", "lowrank4+ef21+z", "qc0.5+ef"]
+BACKWARD = ["none", "fp16+ef", "q8", "q2+d+z", "top10+ef", "qc0.5+ef21+z", "qc0.5+ef"]
 # fmt: on
 codecs = st.one_of(
     st.sampled_from(FORWARD).map(lambda text: parse_codec_spec(text, Direction.FORWARD)),
