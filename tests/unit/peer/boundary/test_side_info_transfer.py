@@ -156,7 +156,7 @@ def test_more_than_a_step_can_need_are_out_of_turn() -> None:
     lender = SideInfoSender()
     for basis in BASES[:MAX_STORED]:
         heard(lender.whole(basis), end)
-    with pytest.raises(OutOfTurn, match="4 bases in a step, got 5"):
+    with pytest.raises(OutOfTurn, match="4 pieces in a step, got 5"):
         heard(lender.whole(BASES[MAX_STORED]), end)
     end.begin_step()
     assert heard(SideInfoSender().whole(BASES[MAX_STORED]), end) == [BASES[MAX_STORED].name]
