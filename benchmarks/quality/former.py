@@ -56,7 +56,8 @@ class RotatedCodec:
         # The division comes first, so that no sum of a tile overflows.
         padded = torch.nn.functional.pad(x.detach(), (0, -x.shape[1] % tile)) / tile
         tiles, value = self.inner.encode_and_decode(hadamard(padded, tile).reshape(-1, tile))
-        return RotatedTensor(*x.shape, tiles), _rotated_back(value, *x.shape)
+        tokens, channels = x.shape
+        return RotatedTensor(tokens, channels, tiles), _rotated_back(value, tokens, channels)
 
     def decode(
         self,

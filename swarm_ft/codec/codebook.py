@@ -49,12 +49,9 @@ from swarm_ft.errors import BadFrame
 _ROWS_AN_ENTRY = 4
 """Minimum number of rows for each entry; an entry of fewer is mostly noise."""
 _LEAST_ENTRIES = 16
-_LEARNING = Learning(
-    tokens_a_channel=256,
-    early_every=2,
-    gathers=True,
-    least_rows=_LEAST_ENTRIES * _ROWS_AN_ENTRY,
-)
+LEAST_ROWS = _LEAST_ENTRIES * _ROWS_AN_ENTRY
+"""Minimum number of rows to learn a codebook from."""
+_LEARNING = Learning(tokens_a_channel=256, early_every=2, gathers=True, least_rows=LEAST_ROWS)
 _ROUNDS = 8
 _STEP = 1.0
 """Rounding step of an entry's coordinates, relative to the root mean square of its channels.

@@ -439,7 +439,7 @@ def test_a_run_with_a_codec_of_an_earlier_version_has_failed_and_names_another(
     journal.close()
     earlier = run_pb2.RunSpec.FromString(RUN_SPEC.to_bytes(run.spec))
     earlier.train.backward_codec = "top10+efmix"
-    steering = {"is_paused": False, "rates": [], "codecs": [[3, "q4", "lowrank8"]], "requests": []}
+    steering = {"is_paused": False, "rates": [], "codecs": [[3, "aq2", "lowrank8"]], "requests": []}
     with closing(sqlite3.connect(path)) as db:
         spec = earlier.SerializeToString()
         db.execute("UPDATE runs SET spec=? WHERE run_id=?", (spec, RUN))
