@@ -73,13 +73,13 @@ class BoundaryHello(_message.Message):
     received: _containers.RepeatedCompositeFieldContainer[FrameKey]
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., boundary: _Optional[int] = ..., peer_id: _Optional[str] = ..., attempt: _Optional[int] = ..., window_frames: _Optional[int] = ..., received: _Optional[_Iterable[_Union[FrameKey, _Mapping]]] = ...) -> None: ...
 
-class SideInfoPart(_message.Message):
-    __slots__ = ("data", "rest_bytes")
-    DATA_FIELD_NUMBER: _ClassVar[int]
+class SharedBasis(_message.Message):
+    __slots__ = ("basis", "rest_bytes")
+    BASIS_FIELD_NUMBER: _ClassVar[int]
     REST_BYTES_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
+    basis: bytes
     rest_bytes: int
-    def __init__(self, data: _Optional[bytes] = ..., rest_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, basis: _Optional[bytes] = ..., rest_bytes: _Optional[int] = ...) -> None: ...
 
 class KeyFrameRequest(_message.Message):
     __slots__ = ("key", "reason")

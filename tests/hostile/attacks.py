@@ -456,7 +456,7 @@ def as_neighbour(scene: Scene, name: str, block: int) -> Iterator[Message]:
         )
         for directions in range(1, 9):
             said = directions.to_bytes(2, "little") + bytes([32, 0, 0, 0, 0]) + bytes(1000)
-            yield link_pb2.LinkMessage(basis=boundary_pb2.SideInfoPart(data=said))
+            yield link_pb2.LinkMessage(basis=boundary_pb2.SharedBasis(basis=said))
         for sample in range(8):
             key = boundary_pb2.FrameKey(
                 attempt=attempt, sample=sample, direction=boundary_pb2.DIRECTION_FORWARD

@@ -69,7 +69,7 @@ def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
             request = boundary_pb2.KeyFrameRequest(key=_key_to_wire(key), reason=reason)
             return link_pb2.LinkMessage(key_frame_request=request)
         case SideInfoPart(data, rest_bytes):
-            part = boundary_pb2.SideInfoPart(data=data, rest_bytes=rest_bytes)
+            part = boundary_pb2.SharedBasis(basis=data, rest_bytes=rest_bytes)
             return link_pb2.LinkMessage(basis=part)
         case LinkHello() | BoundaryHello() | ReduceHello() | LinkPing() | LinkPong():
             name = _PLAIN_NAMES[type(message)]
@@ -100,7 +100,7 @@ def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
             request = message.key_frame_request
             return KeyFrameRequest(_key_from_wire(request.key), clean_text(request.reason))
         case "basis":
-            return SideInfoPart(message.basis.data, message.basis.rest_bytes)
+            return SideInfoPart(message.basis.basis, message.basis.rest_bytes)
         case None:
             raise MalformedMessage("message over a link: expected a known body, got none")
         case name:
@@ -196,7 +196,7 @@ def wire_bytes(message: Frame | GradientPiece | SideInfoPart) -> int:
 def _all_but_its_bytes(message: Frame | GradientPiece | SideInfoPart) -> tuple[Message, int]:
     """Return the message without its one large field, and that field's bytes."""
     if isinstance(message, SideInfoPart):
-        return boundary_pb2.SideInfoPart(rest_bytes=message.rest_bytes), len(message.data)
+        return boundary_pb2.SharedBasis(rest_bytes=message.rest_bytes), len(message.data)
     rest: Message
     if isinstance(message, Frame):
         rest = _frame_to_wire(message, b"")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.ids import MicrobatchIndex, SampleId
-from swarm_ft.protocol.messages.boundary import Ack, Frame, FrameKind
+from swarm_ft.protocol.messages.boundary import Ack, Frame, FrameKind, SideInfoPart
 from swarm_ft.protocol.messages.control import PlanStep, WholeTokens
 from swarm_ft.protocol.messages.reduction import PieceAck
 from swarm_ft.protocol.messages.reports import (
@@ -85,7 +85,7 @@ def kinds_of(wire: WireType[Any]) -> Mapping[str, tuple[Any, Descriptor]]:
     if not _is_union(wire.kind):
         return {"": (wire.kind, descriptor)}
     kinds = {kind.__name__: kind for kind in get_args(wire.kind)}
-    by_hand = {"FrameKey": "Ack", "PieceKey": "PieceAck"}
+    by_hand = {"FrameKey": "Ack", "PieceKey": "PieceAck", "SharedBasis": "SideInfoPart"}
     found = {}
     for field in descriptor.oneofs[0].fields:
         inner = field.message_type
@@ -338,6 +338,7 @@ _SPECIAL: dict[Any, Strategy] = {
     TrainSpec: _train_specs(),
     ModelSpec: _model_specs(),
     PlanStep: _plans(),
+    SideInfoPart: st.builds(SideInfoPart, st.binary(max_size=20), u32),
     Spans: _spans(),
 }
 _SPECIAL[RunSpec] = st.builds(RunSpec, model=_SPECIAL[ModelSpec], train=_SPECIAL[TrainSpec])
@@ -353,7 +354,7 @@ def out_of_bounds(
     A list replaces all entries of a repeated field. Classes in `tried` are left out, and then added
     to it: each is tried at one of its places.
     """
-    if kind in tried:
+    if kind in tried or kind is SideInfoPart:  # whose fields have other names on the wire
         return
     tried.add(kind)
     for name, hint in field_hints(kind).items():
