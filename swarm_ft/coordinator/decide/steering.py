@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
     RateChanged,
@@ -27,7 +28,6 @@ from swarm_ft.coordinator.facts.state import RateChange, Run
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import CodecChange, RunPhase
 from swarm_ft.protocol.messages.events import Actor, EventKind
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.run_spec import Codecs, forward_codec_of
 
 _WORTH = 1.1

@@ -658,7 +658,9 @@ class Journal:
                 "its RunSpec is of an earlier version, and its tokens, which are torn or gone, do "
                 "not prove it; submit the job again"
             )
-        spec = RUN_SPEC.from_bytes(spec_bytes)
+        spec, steering = RUN_SPEC.from_bytes(spec_bytes), self._steering(run_id)
+        for change in steering.codecs:
+            spec.with_codecs(change.codecs)  # this version may lack a codec of an earlier one
         last = self._as_of(run_id, committed_steps)
         # Weights that are not the last have the sums of all steps.
         newest = last if trained_steps is None else self._as_of(run_id, trained_steps)
@@ -702,7 +704,7 @@ class Journal:
             ),
             step=self._planned_step(run_id, committed_steps),
             measured=Measurements(step_seconds=self._step_seconds(run_id)),
-            steering=self._steering(run_id),
+            steering=steering,
             moving=self._moving(run_id),
             gather_until_s=now_s + GATHER_S,
         )

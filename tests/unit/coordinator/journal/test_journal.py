@@ -1,3 +1,4 @@
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from swarm_ft.coordinator.journal.journal import SCHEMA, VERSION, Journal
 from swarm_ft.coordinator.journal.reason_text import recorded
 from swarm_ft.coordinator.journal.tokens import NewTokenFile
 from swarm_ft.coordinator.plan.membership import GATHER_S
+from swarm_ft.digest import digest_of
 from swarm_ft.errors import JournalError
 from swarm_ft.ids import (
     Attempt,
@@ -36,14 +38,15 @@ from swarm_ft.ids import (
     SampleId,
     StepNumber,
 )
+from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, StageAssignment
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.best import Best, Judged
-from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
+from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer
 from tests.unit.coordinator.conftest import MakeSpec
 
@@ -425,6 +428,37 @@ def test_a_damaged_run_has_failed_and_stops_no_other(
     assert whole == replace(other, gather_until_s=NOW_S + GATHER_S)
     with closing(sqlite3.connect(path)) as db:  # a later swarm-ft may read it
         assert db.execute("SELECT * FROM runs").fetchall() == rows
+
+
+def test_a_run_with_a_codec_of_an_earlier_version_has_failed_and_names_another(
+    journal: Journal, path: Path, run: Run
+) -> None:
+    changed = replace(run, run_id=RunId("run-2"))
+    for one in (run, changed):
+        journal.write_run(one, DIGEST)
+    journal.close()
+    earlier = run_pb2.RunSpec.FromString(RUN_SPEC.to_bytes(run.spec))
+    earlier.train.backward_codec = "top10+efmix"
+    steering = {"is_paused": False, "rates": [], "codecs": [[3, "aq2", "lowrank8"]], "requests": []}
+    with closing(sqlite3.connect(path)) as db:
+        spec = earlier.SerializeToString()
+        db.execute("UPDATE runs SET spec=? WHERE run_id=?", (spec, RUN))
+        db.execute("INSERT INTO steerings VALUES ('run-2', ?)", (json.dumps(steering),))
+        db.commit()
+    with closing(Journal(str(path))) as book:
+        found = book.load(NOW_S)
+    assert [one.phase for one in found] == [RunPhase.FAILED] * 2
+    for one, reason in zip(
+        found,
+        (
+            "--bw: codec 'top10+efmix': swarm-ft no longer has +efmix; use +ef",
+            "--bw: codec 'lowrank8': swarm-ft no longer has lowrank; use q4+z",
+        ),
+        strict=True,
+    ):
+        assert one.detail is not None
+        assert one.detail.kind is ReasonKind.RUN_UNREADABLE
+        assert reason in one.detail.text
 
 
 def test_a_torn_page_is_a_journal_error(journal: Journal, path: Path, run: Run) -> None:
