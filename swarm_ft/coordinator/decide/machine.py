@@ -101,13 +101,13 @@ from swarm_ft.errors import (
     from_code,
 )
 from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.contribution import ContributionRequest
 from swarm_ft.protocol.messages.control import (
     CaughtUp,
     ClockProbe,
-    ContributionRequest,
     FromPeer,
-    Machine,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
@@ -122,9 +122,9 @@ from swarm_ft.protocol.messages.control import (
     StageSaved,
     StageUnsaved,
     StepReady,
-    StepTimeline,
 )
 from swarm_ft.protocol.messages.events import Actor, EventKind
+from swarm_ft.protocol.messages.timeline import StepTimeline
 from swarm_ft.protocol.spec.grant import Grant
 
 _NO_RUN = RunId("")

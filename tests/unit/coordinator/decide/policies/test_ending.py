@@ -56,7 +56,7 @@ def test_a_trained_run_loads_its_best_weights(trains: Swarm) -> None:
     (best,) = run.past.snapshots
     assert load_best(state, run, now_s) == LoadBest(best)
     turn = Transition(state, now_s)
-    assert LoadBest(best).apply(turn, run) is None
+    LoadBest(best).apply(turn, run)
     after = turn.state.runs[run.run_id]
     assert after.phase is RunPhase.WAITING
     assert (after.committed_steps, after.past.trained_steps) == (2, STEPS)
@@ -73,7 +73,7 @@ def test_peers_that_loaded_the_best_weights_export_them(trains: Swarm) -> None:
 def test_all_peers_export_and_unsaved_weights_are_saved_first(trains: Swarm) -> None:
     state, run, now_s = between_steps(trains, after_last_step)
     turn = Transition(state, now_s)
-    assert Export().apply(turn, run) is None
+    Export().apply(turn, run)
     assert turn.state.runs[run.run_id].phase is RunPhase.EXPORTING
     assert receivers(turn, ExportStage) == ["a", "b"]
     kinds = [type(effect.message) for effect in turn.effects if hasattr(effect, "message")]

@@ -39,7 +39,7 @@ def test_a_replica_goes_to_the_waiting_run(shared: Swarm) -> None:
     assert action is not None
     (given,) = action.peers
     turn = Transition(state, now_s)
-    assert action.apply(turn, run) is None
+    action.apply(turn, run)
     after = turn.state.runs[run.run_id]
     assert after.phase is RunPhase.WAITING
     assert after.peers == tuple(peer for peer in run.peers if peer != given)

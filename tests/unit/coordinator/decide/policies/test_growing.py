@@ -35,7 +35,7 @@ def test_a_newcomer_joins_the_next_attempt(trains: Swarm, newcomer: FakePeer) ->
     assert action.fewer is run
     assert set(action.grown.peers) == {"a", "b", "newcomer"}
     turn = Transition(state, now_s)
-    assert action.apply(turn, run) is None
+    action.apply(turn, run)
     after = turn.state.runs[run.run_id]
     assert after.phase is RunPhase.WAITING
     assert after.peers == run.peers, "the next attempt finds the newcomer again"

@@ -5,6 +5,7 @@ import pytest
 from swarm_ft.coordinator.decide.policies.holding import Hold, pause
 from swarm_ft.coordinator.facts.events import Transition
 from swarm_ft.coordinator.facts.reasons import ReasonKind
+from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import SaveStage
 from tests.reasons import reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
@@ -46,7 +47,7 @@ def test_the_wait_counts_from_the_first_reason_of_its_kind(trains: Swarm) -> Non
     assert begun.detail == LEAVES
     assert begun.attempt.awaited.since_s == now_s
     later = Transition(turn.state, now_s + 60)
-    Hold(replace(LEAVES, peers=("a",))).apply(later, begun)
+    Hold(replace(LEAVES, peers=(PeerId("a"),))).apply(later, begun)
     same_kind = later.state.runs[run.run_id]
     assert same_kind.detail != LEAVES
     assert same_kind.attempt.awaited.since_s == now_s

@@ -39,7 +39,7 @@ def test_a_leaver_whose_state_another_has_is_released(trains: Swarm, b: FakePeer
     assert release_leavers(state, run, now_s) == ReleaseLeavers()
     assert hold_for_leavers(state, run, now_s) is None
     turn = Transition(state, now_s)
-    assert ReleaseLeavers().apply(turn, run) is None
+    ReleaseLeavers().apply(turn, run)
     after = turn.state.runs[run.run_id]
     assert after.phase is RunPhase.WAITING
     assert ReasonKind.PEER_LEAVES in kinds_in(after.detail)

@@ -72,7 +72,7 @@ def test_a_saved_run_moves_and_releases_peers_without_layers(trains: Swarm) -> N
     action = move_layers(state, run, now_s)
     assert action == Move(MOVING)
     turn = Transition(state, now_s)
-    assert Move(MOVING).apply(turn, run) is None
+    Move(MOVING).apply(turn, run)
     after = turn.state.runs[run.run_id]
     assert after.phase is RunPhase.WAITING
     assert after.moving == replace(MOVING, has_begun=True)

@@ -12,7 +12,7 @@ def test_a_plan_is_written_before_it_is_sent_with_the_tokens_of_the_ends(
     state, run, now_s = between_steps(swarm)
     assert plan_next(state, run, now_s) == Plan()
     turn = Transition(state, now_s)
-    assert Plan().apply(turn, run) is None
+    Plan().apply(turn, run)
     after = turn.state.runs[run.run_id]
     assert after.step is not None
     assert after.attempt.awaited.since_s == after.step.began_s == now_s
