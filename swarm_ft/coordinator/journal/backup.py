@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_ft.coordinator.journal.disk_errors import error_text
-from swarm_ft.coordinator.journal.journal import VERSION
 from swarm_ft.coordinator.journal.registry import FILE as MEMBERS
+from swarm_ft.coordinator.journal.schema import VERSION
 from swarm_ft.coordinator.journal.schema_version import check_version, version_of
 from swarm_ft.digest import file_stem
 from swarm_ft.errors import BadOption, JournalError

@@ -23,8 +23,9 @@ from swarm_ft.coordinator.facts.events import (
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.reputation import Reputation
 from swarm_ft.coordinator.facts.state import AttemptState, CommittedState, PlannedStep, Run
-from swarm_ft.coordinator.journal.journal import SCHEMA, VERSION, Journal
-from swarm_ft.coordinator.journal.reason_text import recorded
+from swarm_ft.coordinator.journal.columns import recorded
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.schema import SCHEMA, VERSION
 from swarm_ft.coordinator.journal.tokens import NewTokenFile
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.digest import digest_of
@@ -54,7 +55,7 @@ RUN = RunId("run-1")
 DIGEST = b"d" * 16
 WHY = Reason(kind=ReasonKind.DATA_UNREADABLE, text="why")
 NOW_S = 50.0
-PINNED_TABLES = "a8de54101a05945bf6653b76a037c1c6"
+PINNED_TABLES = "0052a745d873ed988043c0a161f937b3"
 Reopen: TypeAlias = Callable[[], Journal]
 ASSIGNMENTS = (
     StageAssignment(peer_id=PeerId("a"), layers=LayerRange(0, 2)),
@@ -238,7 +239,7 @@ def test_a_run_keeps_no_plan_but_its_last(journal: Journal, path: Path, run: Run
         journal.write([plan, commit_record(step)])
     journal.write([PlanRecord(RUN, StepNumber(3), Attempt(2), (planned(3, 1),))])
     journal.close()
-    assert rows(path, "SELECT * FROM plans") == [(RUN, 3, 2, "[[3, 1]]")]
+    assert rows(path, "SELECT * FROM plans") == [(RUN, 3, 2, "[[3,1]]")]
 
 
 def planned(*samples: int, index: int = 0) -> Microbatch:
@@ -405,7 +406,7 @@ def test_a_directory_is_no_journal(tmp_path: Path) -> None:
         "UPDATE runs SET phase=99",
         "UPDATE runs SET stages='[[1]]'",
         "UPDATE runs SET stages='not json'",
-        "UPDATE runs SET stages='[[\"a\", 3, 1]]'",
+        'UPDATE runs SET stages=\'[{"peer_id": "a", "layers": [3, 1]}]\'',
     ],
 )
 def test_a_damaged_run_has_failed_and_stops_no_other(
@@ -490,9 +491,9 @@ def test_a_closed_journal_writes_nothing(journal: Journal, run: Run) -> None:
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        (0, "expected version 8 to 11, found 0; end its runs with the swarm-ft that wrote it"),
-        (7, "expected version 8 to 11, found 7; end its runs with the swarm-ft that wrote it"),
-        (12, "expected version 11 or earlier, found 12, which a later swarm-ft wrote; update"),
+        (0, "expected version 8 to 12, found 0; end its runs with the swarm-ft that wrote it"),
+        (7, "expected version 8 to 12, found 7; end its runs with the swarm-ft that wrote it"),
+        (13, "expected version 12 or earlier, found 13, which a later swarm-ft wrote; update"),
     ],
 )
 def test_a_journal_of_another_version_is_refused_in_one_line_and_left_as_it_is(
@@ -513,8 +514,8 @@ def test_a_journal_of_another_version_is_refused_in_one_line_and_left_as_it_is(
 
 
 def test_the_tables_change_only_with_the_version() -> None:
-    """Raise `journal.VERSION`, add a step to `migrations`, and see `tests.earlier_files` first."""
-    assert (VERSION, digest_of(SCHEMA.encode()).hex()) == (11, PINNED_TABLES)
+    """Raise `schema.VERSION`, add a step to `migrations`, and see `tests.earlier_files` first."""
+    assert (VERSION, digest_of(SCHEMA.encode()).hex()) == (12, PINNED_TABLES)
 
 
 @pytest.mark.parametrize("key", [None, b"k" * 32], ids=["plain", "encrypted"])
