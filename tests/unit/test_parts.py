@@ -1,0 +1,23 @@
+"""Every test file is one worker's, and no worker has much more to do than another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.parts import parts_of, weights_in
+
+
+def test_the_heaviest_files_are_apart_and_all_are_placed() -> None:
+    weights = {"a": 9.0, "b": 8.0, "c": 4.0, "d": 3.0, "e": 2.0}
+    parts = parts_of(["e", "d", "c", "b", "a", "new"], weights, 2)
+    assert parts["a"] != parts["b"]
+    sums = [sum(weights.get(name, 0.3) for name in parts if parts[name] == n) for n in (0, 1)]
+    assert abs(sums[0] - sums[1]) <= 2.0
+    assert parts == parts_of(sorted(parts), weights, 2), "whatever order a disk lists them in"
+
+
+def test_seconds_are_read_from_a_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    cases = '<testcase file="x.py" time="0.25"/><testcase file="x.py" time="1.0"/>'
+    report.write_text(f'<testsuite>{cases}<testcase file="y.py" time="0.2"/></testsuite>')
+    assert weights_in(report) == {"x.py": 1.2}
