@@ -38,17 +38,17 @@ install: $(PACKAGE) ## make .venv with the package in it
 test test-pure test-rest test-codecs test-benchmarks test-slow homes families: export PYTHONDONTWRITEBYTECODE :=
 
 # Twice as many workers as CI has cores: a third of a worker's time is waits for time limits and disks.
-PYTEST_PARALLEL := $(BIN)/python -m pytest -q -n 4 --dist each -p tests.parts --weights
+PYTEST_PARALLEL := $(BIN)/python -m pytest -q -n 4 --dist each -o console_output_style=classic -p tests.parts --weights
 FIRST := not (slow or thorough or codecs or benchmarks)
 
-test: $(TOOLS) ## run the tests of every change; `make test-rest` runs the others that start no swarm of processes
+test: $(TOOLS) ## run the tests of every change
 	$(PYTEST_PARALLEL) tests/weights/test.json -m "$(FIRST)" $(ARGS)
 
 test-pure: $(TOOLS) ## run the tests that need no torch, in less than a minute
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -p tests.pure -m "$(FIRST)" $(ARGS)
 
-test-rest: $(TOOLS) ## run what `make test` leaves out: more cases of its tests, all codecs, benchmarks
-	$(PYTEST_PARALLEL) tests/weights/rest.json -m "not slow and (thorough or codecs or benchmarks)" $(ARGS)
+test-rest: $(TOOLS) ## run more cases of the tests of `make test`, its long tests, and all codecs
+	$(PYTEST_PARALLEL) tests/weights/rest.json -m "(thorough or codecs) and not (slow or benchmarks)" $(ARGS)
 
 test-codecs: $(TOOLS) ## run all tests of codecs and their kernels: every spec, and Triton's interpreter
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests/unit/codec tests/conformance $(ARGS)

@@ -20,10 +20,11 @@ from swarm_ft.codec.basis import (
 )
 from swarm_ft.codec.codebook import learn_codebook
 from swarm_ft.errors import BadFrame
+from tests.draws import draws
 
 CPU = torch.device("cpu")
 CHANNELS = 24
-property_test = settings(derandomize=True, deadline=None, max_examples=60)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(60))
 
 
 def generator(seed: int) -> torch.Generator:

@@ -29,11 +29,12 @@ from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from tests.codecs import parse
+from tests.draws import draws
 
 Counts = NDArray[np.int64]
 KERNELS = kernels_for("cpu")
 TOTAL = 4096
-property_test = settings(derandomize=True, deadline=None, max_examples=40)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(40))
 
 
 # ---- numbers of a header

@@ -15,6 +15,7 @@ from swarm_ft.codec.raw import HalfCodec
 from swarm_ft.codec.topk import TopKCodec, num_sent_entries
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
+from tests.draws import draws
 
 FAMILIES: dict[str, Callable[[CodecSpec], Codec]] = {
     "top": TopKCodec,
@@ -129,7 +130,7 @@ def test_feedback_sends_the_sum_of_gradient_and_residual(name: str) -> None:
     overlap=st.sampled_from([0.0, 0.5, 1.0]),
     whole=st.booleans(),
 )
-@settings(property_test, max_examples=40)
+@settings(property_test, max_examples=draws(40))
 def test_mixed_feedback_gives_half_of_its_entries_to_each(
     name: str, seed: int, shape: tuple[int, int], overlap: float, whole: bool
 ) -> None:

@@ -20,6 +20,7 @@ from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerHello
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.protocol.spec.priority import Claim
+from tests.draws import draws
 from tests.unit.coordinator.conftest import _spec as make_spec
 
 LATER_S = 1000.0
@@ -223,7 +224,7 @@ def drawn(seed: int) -> SwarmState:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 def test_nobody_works_for_two_and_who_trains_keeps_what_it_needs(seed: int) -> None:
     state = drawn(seed)
     sharing = allocate_members(state, LATER_S)
@@ -248,7 +249,7 @@ def test_a_swarm_whose_idle_members_could_host_a_waiting_run() -> None:
 
 
 @given(st.integers(0, 1 << 32).filter(lambda seed: seed != IDLE_THOUGH_USEFUL))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 def test_all_who_can_help_somebody_are_used(seed: int) -> None:
     check_that_nobody_useful_is_idle(seed)
 
@@ -276,7 +277,7 @@ def check_that_nobody_useful_is_idle(seed: int) -> None:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 def test_nobody_starves(seed: int) -> None:
     """Check that a run that needs all peers begins, though small runs come all the time."""
     rng, whole = Random(seed), make_spec(num_blocks=6)

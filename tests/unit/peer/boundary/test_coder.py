@@ -22,6 +22,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import Codecs, EvalCompression, RunSpec
 from swarm_ft.protocol.wire.frames import LINK_MESSAGE, wire_bytes
+from tests.draws import draws
 from tests.specs import model_spec, train_spec
 from tests.unit.peer.conftest import MakeSpec
 
@@ -564,7 +565,7 @@ def flipped(payload: bytes, where: list[tuple[int, int]]) -> bytes:
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
-    max_examples=60,
+    max_examples=draws(60),
     deadline=None,
 )
 @pytest.mark.parametrize(
