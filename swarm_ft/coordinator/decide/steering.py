@@ -128,7 +128,7 @@ def follow_quality(turn: Transition, run: Run, step: StepNumber, excess: float |
         return run
     codecs = Codecs(forward_codec_of(found.step_size), run.spec.train.backward_codec)
     changed = run.steering.with_codecs(CodecChange(first, codecs))
-    run = replace(run, steering=changed.asked_from(run.oldest_kept_step))
+    run = replace(run, steering=changed.without_codecs_before(run.oldest_kept_step))
     cost = Reason(kind=ReasonKind.COMPRESSION_COST, step=step, value=excess, parts=_quality_of(run))
     reason = Reason(kind=ReasonKind.CODECS_CHANGED, step=first, text=str(codecs), parts=(cost,))
     _keep(turn, run, EventKind.RUN_STEERED, reason)

@@ -189,7 +189,7 @@ class Boundary:
         return self._channel.peer_id
 
     @property
-    def is_answered(self) -> bool:
+    def is_acknowledged(self) -> bool:
         """Whether the other side has acknowledged everything."""
         return self._session.is_settled
 
@@ -278,7 +278,7 @@ class Boundary:
             try:
                 value = await run_in(self._pool, self._timed_decode, frame, basis)
             except BadFrame as error:
-                self._session.retry(frame.key)
+                self._session.discarded(frame.key)
                 self._channel.break_off(error)
                 continue
             if isinstance(value, Refusal):
@@ -314,7 +314,7 @@ class Boundary:
                 case Deliver(frame):
                     # The error is not raised: the frame may be older than its step, and `begin`
                     # must not fail.
-                    self._session.retry(frame.key)
+                    self._session.discarded(frame.key)
                     self._channel.break_off(self._not_planned(frame))
                 case Reencode(frame, reason):
                     logger.warning("boundary %d: key frame for %s", self._hello.boundary, reason)

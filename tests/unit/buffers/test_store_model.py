@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
-from swarm_ft.buffers.disk import OtherRun
+from swarm_ft.buffers.disk import DeleteJob
 from swarm_ft.buffers.slab import Broken
 from swarm_ft.buffers.tiers import ReadJob, WriteJob
 from swarm_ft.ids import SampleId, StepNumber
@@ -35,7 +35,7 @@ sizes = st.sampled_from([50, 50, 50, 5000])
 
 
 class DiskMachine(RuleBasedStateMachine):
-    """What the store should hold, what it said it lost, and all that was ever committed."""
+    """A model of the store: its records, its reported losses, and all that was ever committed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class DiskMachine(RuleBasedStateMachine):
         self.ever: dict[BufferKey, list[BufferRecord]] = {}
         self.lent: dict[BufferKey, BufferRecord] = {}
         self.num_records, self.step = 0, StepNumber(0)
-        self.writes: list[WriteJob | OtherRun | None] = []
+        self.writes: list[WriteJob | DeleteJob | None] = []
         self.reads: list[tuple[ReadJob, BufferRecord | Broken] | None] = []
         self.is_damaged = False
 

@@ -174,7 +174,7 @@ def test_a_frame_of_the_other_direction_is_out_of_turn(upstream: BoundarySession
 
 def test_a_broken_frame_is_delivered_again_when_it_comes_again(upstream: BoundarySession) -> None:
     upstream.receive(back(0))
-    upstream.retry(back(0).key)
+    upstream.discarded(back(0).key)
     assert upstream.receive(back(0)) == [Deliver(back(0))]
 
 

@@ -225,7 +225,7 @@ class Simulation:
 
     def fail_to_decode(self, end: End) -> None:
         """Fail to decode a broken frame, so that its end drops the stream."""
-        end.session.retry(end.decode_jobs.popleft().key)
+        end.session.discarded(end.decode_jobs.popleft().key)
         if end.stream:
             end.stream.break_off()
             end.detach()
