@@ -31,6 +31,7 @@ from benchmarks.slow_network.work import (
 from swarm_ft import codec
 from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.errors import BadCodec
+from tests.draws import draws
 
 TINY = Work(
     stages=3,
@@ -137,7 +138,7 @@ def rounded_up(total_s: float) -> float:
     return total_s * (1 + 1e-9) + 1e-12
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(
     stages=st.integers(2, 6),
     microbatches=st.integers(1, 12),

@@ -21,10 +21,11 @@ from swarm_ft.codec.side_info import NAME_BYTES, PLAIN
 from swarm_ft.codec.spec import CodecName, Direction, parse_codec_spec
 from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
+from tests.draws import draws
 
 CPU = torch.device("cpu")
 CHANNELS = 24
-property_test = settings(derandomize=True, deadline=None, max_examples=60)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(60))
 
 
 def generator(seed: int) -> torch.Generator:

@@ -20,9 +20,10 @@ from swarm_ft.codec.side_info import NAME_BYTES, PLAIN
 from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
 from tests.codecs import assert_sender_has_the_value, parse
+from tests.draws import draws
 
 TOKENS, CHANNELS, DIRECTIONS = 60, 32, 6
-property_test = settings(derandomize=True, deadline=None, max_examples=40)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(40))
 
 
 def generator(seed: int) -> torch.Generator:

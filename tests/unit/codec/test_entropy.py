@@ -29,11 +29,12 @@ from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.wide import LosslessCodec
 from swarm_ft.errors import BadFrame
 from tests.codecs import parse
+from tests.draws import draws
 
 Counts = NDArray[np.int64]
 KERNELS = kernels_for("cpu")
 TOTAL = 4096
-property_test = settings(derandomize=True, deadline=None, max_examples=40)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(40))
 
 
 # ---- numbers of a header

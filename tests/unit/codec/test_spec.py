@@ -20,6 +20,7 @@ from swarm_ft.codec.spec import (
     spec_from_header,
 )
 from swarm_ft.errors import BadCodec
+from tests.draws import draws
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 GRIDS = (CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC)
@@ -27,7 +28,7 @@ DELTAS = (CodecName.AQ, CodecName.AQTOP, CodecName.AQC, CodecName.AQK)
 ALONG = (CodecName.QK, CodecName.AQK)
 CONSTANT = (CodecName.QC, CodecName.AQC, *ALONG)
 FIXED = {CodecName.NONE: 3200, CodecName.FP16: 1600, CodecName.BF16: 1600}
-property_test = settings(derandomize=True, deadline=None, max_examples=400)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(400))
 # fmt: off
 UNKNOWN = [
     "", "zip", "4q", "aq4,q8", "Q4", "q-4", "q4\n", " q4", "q4 ", "fp", "fp32", "fp16 ", "q٤",

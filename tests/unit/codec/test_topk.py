@@ -15,8 +15,9 @@ from swarm_ft.codec.spec import CodecName, CodecSpec, Direction, parse_codec_spe
 from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.topk import TopKCodec, largest, num_sent_entries
 from swarm_ft.errors import BadFrame, NonFinite
+from tests.draws import draws
 
-property_test = settings(derandomize=True, deadline=None, max_examples=60)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(60))
 halves = HalfCodec(CodecSpec(CodecName.FP16, 1600))
 PERCENTS = ["0.01", "0.5", "1", "3.25", "10", "18", "25", "30", "50", "75", "99.99", "100"]
 
@@ -192,7 +193,7 @@ def test_a_changed_byte_is_refused_or_is_another_samples_own_form(
 
 
 @given(noise=st.binary(min_size=6, max_size=6))
-@settings(property_test, max_examples=200)
+@settings(property_test, max_examples=draws(200))
 def test_any_positions_are_refused_or_read_in_their_one_form(noise: bytes) -> None:
     codec = codec_of("top6")  # three of 50: 4 low bits each, then 6 bits of high parts
     values = struct.pack("<heee", 0, 16384.0, 8192.0, 4096.0)

@@ -23,6 +23,7 @@ from swarm_ft.peer.boundary.side_info import SideInfoKey, SideInfoStore, TensorK
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.run_spec import Codecs, EvalCompression, RunSpec
 from swarm_ft.protocol.wire.frames import LINK_MESSAGE, wire_bytes
+from tests.draws import draws
 from tests.specs import model_spec, train_spec
 from tests.unit.peer.conftest import MakeSpec
 
@@ -565,7 +566,7 @@ def flipped(payload: bytes, where: list[tuple[int, int]]) -> bytes:
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
-    max_examples=60,
+    max_examples=draws(60),
     deadline=None,
 )
 @pytest.mark.parametrize(

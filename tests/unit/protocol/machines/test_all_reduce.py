@@ -40,6 +40,7 @@ from swarm_ft.protocol.messages.reduction import (
     SumShares,
     TakeSum,
 )
+from tests.draws import draws
 
 T = TypeVar("T")
 Event = tuple[Callable[[Any], None], Any]
@@ -269,7 +270,7 @@ def listeners_of(num_members: int) -> st.SearchStrategy[set[int]]:
     return st.sets(st.integers(0, num_members - 1), max_size=num_members - 1)
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=draws(200))
 @given(data=st.data(), num_members=st.integers(1, 5))
 def test_every_member_gets_every_sum_of_the_givers_once_in_their_order(
     data: st.DataObject, num_members: int
@@ -295,7 +296,7 @@ def test_a_gradient_of_many_windows_goes_through_them(listening: Collection[int]
     assert simulation.run() == [expected(simulation.divisions[-1])] * 2
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=draws(150))
 @given(data=st.data(), num_members=st.integers(2, 5), num_events=st.integers(0, 300))
 def test_all_that_cannot_go_on_lack_the_one_that_stopped_or_who_does(
     data: st.DataObject, num_members: int, num_events: int

@@ -25,6 +25,7 @@ from swarm_ft.protocol.messages.boundary import Ack, BoundaryHello, FrameKey
 from swarm_ft.protocol.messages.link import ChannelHello, ChannelKind, ChannelMessage, LinkHello
 from swarm_ft.protocol.messages.reduction import Phase, PieceAck, PieceKey, ReduceHello, Scope
 from swarm_ft.protocol.spec.layers import LayerRange
+from tests.draws import draws
 
 BOUNDARY, REPLICAS, STAGES = ChannelKind
 SCOPES = {REPLICAS: Scope.REPLICAS, STAGES: Scope.STAGES}
@@ -304,5 +305,5 @@ class TwoEnds(RuleBasedStateMachine):
 
 TwoEndsTest = TwoEnds.TestCase
 TwoEndsTest.settings = settings(
-    derandomize=True, deadline=None, max_examples=150, stateful_step_count=40
+    derandomize=True, deadline=None, max_examples=draws(150), stateful_step_count=40
 )

@@ -28,6 +28,7 @@ from swarm_ft.protocol.messages.boundary import (
     KeyFrameRequest,
     SessionMessage,
 )
+from tests.draws import draws
 
 T = TypeVar("T")
 
@@ -259,7 +260,7 @@ class Simulation:
 
 
 @given(st.binary(min_size=400, max_size=400))
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=draws(300))
 def test_every_frame_is_accepted_once_and_within_the_window_whatever_streams_do(
     choices: bytes,
 ) -> None:

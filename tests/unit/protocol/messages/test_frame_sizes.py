@@ -21,6 +21,7 @@ from swarm_ft.protocol.wire.frames import (
     wire_bytes,
 )
 from tests.codecs import parse
+from tests.draws import draws
 
 LARGEST = 2**32 - 1
 FLOAT32_BYTES = 4
@@ -90,7 +91,7 @@ numbers = st.integers(0, LARGEST)
 
 
 @given(num_bytes=sizes, numbers=st.tuples(numbers, numbers, numbers, numbers))
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=draws(200))
 def test_sizes_are_those_of_serialised_messages_and_their_grpc_prefix(
     num_bytes: int, numbers: tuple[int, int, int, int]
 ) -> None:
