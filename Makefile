@@ -62,9 +62,10 @@ sim: $(PACKAGE) ## run 2,000 simulated swarms with faults drawn from their seeds
 gpu: ## tell all that a GPU can tell, on PYTHON as it is: nothing is installed; ARGS="--part codec", ARGS="--rehearse"
 	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu $(ARGS)
 
-check: $(TOOLS) ## check form, types (of documents' Python too), imports and generated code
+check: $(TOOLS) ## check form, prose, types (of documents' Python too), imports and generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m deploy.prose_style
 	$(BIN)/mypy
 	$(BIN)/python -m deploy.documented_python
 	$(BIN)/lint-imports --no-logo

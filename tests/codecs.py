@@ -14,7 +14,7 @@ def parse(text: str, direction: Direction = Direction.FORWARD) -> Codec:
 
 
 def assert_sender_has_the_value(codec: Codec, x: Tensor, base: Tensor | None) -> None:
-    """What it sends is what `encode` makes, and its value what the receiver reads, to the bit."""
+    """Check that the sender's value is the receiver's, to the bit, and the frame is `encode`'s."""
     encoded, value = codec.encode_and_decode(x, base)
     assert encoded == codec.encode(x, base)
     assert torch.equal(value.view(torch.int32), codec.decode(encoded, base).view(torch.int32))

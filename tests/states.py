@@ -1,4 +1,4 @@
-"""What a stage's state is, in a few bytes: equal states, equal digest."""
+"""A digest of a stage's state: equal states have equal digests."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ class AnyCodec(Protocol):
     """The project's, or a published one."""
 
     def encode(self, x: Tensor, base: Tensor | None = None) -> Any:  # noqa: ANN401
-        """As `Codec` does."""
+        """Encode as `Codec` does."""
         ...
 
     def encode_and_decode(self, x: Tensor, base: Tensor | None = None) -> tuple[Any, Tensor]:
-        """As `Codec` does."""
+        """Encode and decode as `Codec` does."""
         ...
 
     def decode(
@@ -48,11 +48,11 @@ class AnyCodec(Protocol):
         *,
         device: torch.device | None = None,
     ) -> Tensor:
-        """As `Codec` does."""
+        """Decode as `Codec` does."""
         ...
 
     def next_base(self, encoded: Any, value: Tensor, base: Tensor | None = None) -> Tensor:  # noqa: ANN401
-        """As `Codec` does."""
+        """Return the next base as `Codec` does."""
         ...
 
 
@@ -76,7 +76,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Changes:
-    """What samples' values did between two visits, over all tokens of them.
+    """Changes of samples' values between two visits, over all of their tokens.
 
     Attributes:
         squared: of the values themselves, summed.
@@ -102,7 +102,7 @@ class Changes:
 
     @property
     def directions(self) -> int:
-        """How many orthogonal ones hold nine tenths of the changes' energy."""
+        """The number of orthogonal directions that have nine tenths of the changes' energy."""
         if self.products is None:
             return 0
         energy = torch.linalg.eigvalsh(self.products).flip(0).cumsum(0)
@@ -117,11 +117,11 @@ class Learner:
     told: dict[BasisKey, bytes] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """The step before counts."""
+        """Commit the step before."""
         self.bases.commit()
 
     def along(self, codec: AnyCodec, kind: BasisKind, tally: Tally) -> AnyCodec:
-        """The codec with its basis, whose bytes are counted when it is new."""
+        """Return the codec with its basis; count the bytes of a new basis."""
         if not isinstance(codec, DirectionalCodec | CodebookCodec):
             return codec
         key = BasisKey(BlockIndex(0), kind)
@@ -134,7 +134,7 @@ class Learner:
     def note(
         self, codec: AnyCodec, kind: BasisKind, sample: int, x: Tensor, base: Tensor | None
     ) -> None:
-        """What was sent, where the step's frames make a basis."""
+        """Record the tensor that was sent, if its codec learns a basis from frames."""
         key = BasisKey(BlockIndex(0), kind)
         if isinstance(codec, DirectionalCodec):
             self.bases.record_frame(key, SampleId(sample), x, base, codec.step_of(x))
@@ -177,7 +177,7 @@ class Channel:
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
     def send(self, sample: int, x: Tensor, *, all_wait: bool = False) -> Tensor:
-        """What the other side computes on, for float32 [tokens, channels] of that sample.
+        """Return the receiver's values for a sample's float32 [tokens, channels].
 
         Raises:
             NonFinite: the tensor holds an infinity or NaN.
@@ -228,13 +228,13 @@ class Channel:
         return Partly(len(x), x.shape[1], flags, frame), y, y
 
     def forget(self) -> None:
-        """What is remembered of samples."""
+        """Forget all samples."""
         self.seen.clear()
         self.buffers.clear()
         self.residuals.clear()
 
     def base_of(self, sample: int, x: Tensor) -> Tensor:
-        """What the sample's last visit left, of the shape of x and where x is."""
+        """Return the buffer of the sample's last visit, in the shape and on the device of x."""
         tokens, channels = x.shape
         payload = self.buffers[sample]
         return unpack_buffer(payload, tokens, channels, self.bits, device=x.device)
@@ -277,7 +277,7 @@ class Cuts:
         self.lengths: list[int] = []
 
     def begin(self, mode: str, ids: Tensor, lengths: Tensor) -> None:
-        """These samples go through the cuts next, and their gradients back.
+        """Begin a batch of these samples, whose tensors cross the cuts in both directions.
 
         `mode` is `train`, `off` or a name of at_inference.
         """
@@ -299,7 +299,7 @@ class Cuts:
     def through(self, channel: Channel, x: Tensor, scale: float = 1.0) -> Tensor:
         """Every sample of `x` times `scale` through `channel`; padding becomes zero."""
         y, waited_row = torch.zeros_like(x), channel.waited_row % len(x)
-        with torch.autocast(x.device.type, enabled=False):  # a codec computes as it says
+        with torch.autocast(x.device.type, enabled=False):  # a codec computes in its own dtype
             for row, (sample, length) in enumerate(zip(self.ids, self.lengths, strict=True)):
                 sent = x[row, :length].detach().contiguous()
                 passed = channel.send(sample, sent * scale, all_wait=row == waited_row)
@@ -307,7 +307,7 @@ class Cuts:
         return y
 
     def measured(self, excess: float) -> None:
-        """What compression added to a batch's loss, in nats; codecs follow it, if they are to."""
+        """Adapt the codecs, if they are controlled, to the loss in nats that compression added."""
         if self.control is not None:
             self.control = self.control.with_measurement(excess)
             for boundary in self.boundaries:
@@ -316,13 +316,13 @@ class Cuts:
                 boundary.forward.first = _codec(first, Direction.FORWARD)
 
     def forget(self) -> None:
-        """What is remembered of samples, as none is visited again soon."""
+        """Forget all samples, since none is visited again soon."""
         for boundary in self.boundaries:
             boundary.forward.forget()
             boundary.backward.forget()
 
     def reused(self) -> float:
-        """The share of tokens that were not sent forward since the last call of `rates`."""
+        """Return the share of forward tokens that were reused since the last call of `rates`."""
         channels = [boundary.forward for boundary in self.boundaries]
         values = sum(channel.tally.values for channel in channels)
         return sum(channel.reused_values for channel in channels) / max(1, values)
@@ -367,7 +367,7 @@ class _Cut(torch.autograd.Function):
 
 
 def _codecs_of(control: QualityControl) -> tuple[str, str]:
-    """Of changes and of first activations."""
+    """Return the codecs of changes and of first activations."""
     return forward_codec_of(control.step_size), key_codec_of(control.step_size)
 
 
@@ -392,7 +392,7 @@ def _boundary_of(config: Config) -> Boundary:
 
 
 def _direct(fw: str) -> str:
-    """The direct counterpart of a codec of deltas: q2+z of aq2+z, top10 of aqtop10."""
+    """Return the direct counterpart of a codec of deltas: q2+z of aq2+z, top10 of aqtop10."""
     return fw.replace("aqtop", "top").replace("aq", "q")
 
 

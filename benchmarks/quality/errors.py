@@ -34,7 +34,7 @@ class Recorder:
         self.kept: dict[int, Tensor] = {}
 
     def begin(self, mode: str, ids: Tensor, lengths: Tensor) -> None:
-        """As `Cuts.begin`."""
+        """Ignore the batch; all tensors are recorded."""
 
     def cut(self, index: int, x: Tensor) -> Tensor:
         """`x` as it is."""

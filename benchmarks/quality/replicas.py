@@ -41,7 +41,7 @@ class Replicas:
         self._step = 0
 
     def reduce(self, gradients: list[Tensor]) -> Tensor:
-        """The gradient that all replicas take from theirs; a step, which is committed.
+        """Sum the replicas' gradients as they do it, and commit the step.
 
         Args:
             gradients: of each replica, float32 [n]; they add up to the step's.

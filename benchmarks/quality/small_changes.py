@@ -32,7 +32,7 @@ SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 0.0)
 
 
 class Cost(NamedTuple):
-    """Of a sample.
+    """The cost of a sample.
 
     Attributes:
         change: root mean square, of that of the values.
@@ -72,7 +72,7 @@ Visit = tuple[DirectionalCodec, Tensor, Tensor]
 
 
 def visits(task: Task, text: str) -> Iterator[list[Visit]]:
-    """Of each boundary, after a run by that config; of a few samples."""
+    """Train by the config and yield the visits of a few samples, for each boundary."""
     model, config = task.model(0), parse_config(text)
     cuts = model.cuts = Cuts(config, len(task.regime.cuts))
     rate = RATES[task.name]
@@ -83,7 +83,7 @@ def visits(task: Task, text: str) -> Iterator[list[Visit]]:
 
 
 def _activations(model: CutModel, task: Task) -> list[Tensor]:
-    """Of the first samples, by boundary: float32 [samples, tokens, channels]."""
+    """Return the first samples' activations by boundary: float32 [samples, tokens, channels]."""
     recorder = Recorder()
     model.cuts = cast(Cuts, recorder)
     model.loss(task.train.batch(torch.arange(SAMPLES)))

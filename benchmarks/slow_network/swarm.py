@@ -38,7 +38,7 @@ FILL_MICROBATCHES = DRAIN_MICROBATCHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a swarm sends what it sends.
+    """The settings of a swarm.
 
     Attributes:
         dp: between replicas.
@@ -92,13 +92,13 @@ class Setting:
 
 
 def _parted(codecs: str) -> tuple[str, str]:
-    """A way's codec, and that of its microbatches for which all wait; empty if there is none."""
+    """Split into a direction's codec and that of its awaited microbatches, empty if none."""
     codec, _, waited_for = codecs.partition("~")
     return codec, waited_for
 
 
 def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Measured:
-    """Steps of a swarm after its first, in which every sample is visited for the first time.
+    """Measure steps of a swarm after its first, which visits every sample for the first time.
 
     Args:
         folder: for logs; made.
@@ -123,7 +123,7 @@ def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Mea
 
 
 def _hosts(lab: Lab, stack: ExitStack, trial: Trial) -> tuple[Host, list[list[Host]]]:
-    """That of coordinator and client, and those of peers."""
+    """Make the host of coordinator and client, and the hosts of peers."""
     work, network = trial.lab_work, trial.lab_network
     link = Link(delay_ms=network.delay_ms)
     if network.nat is None:
@@ -134,7 +134,7 @@ def _hosts(lab: Lab, stack: ExitStack, trial: Trial) -> tuple[Host, list[list[Ho
 
 
 def _waited_for_bytes(codec: str, way: Direction, work: Work) -> float | None:
-    """Of a microbatch by that codec; None if it goes as all others do."""
+    """Return the bytes of an awaited microbatch; None if it has no codec of its own."""
     if not codec:
         return None
     spec = parse_codec_spec(codec, way)
@@ -143,7 +143,7 @@ def _waited_for_bytes(codec: str, way: Direction, work: Work) -> float | None:
 
 
 def bits_per_value(spec: CodecSpec, tokens: int, channels: int) -> float:
-    """Bits that a value of a sample takes with a codec, told from its name; about.
+    """Estimate the bits of a value of a sample from its codec's name.
 
     Steps, headers and tables are left out: they are some hundredths of a bit.
 
@@ -193,7 +193,7 @@ def _cpu_s(lab: Lab, hosts: Iterable[Host]) -> float:
 def _run_job(
     swarm: LabSwarm, work: Work, setting: Setting, steps: int, cpu_s: Callable[[], float]
 ) -> Iterator[dict[str, Any]]:
-    """What the job printed of each step, and the CPU seconds of all processes by then."""
+    """Run the job; yield its report on each step, with the CPU seconds of all processes."""
     train = {
         "num_steps": steps + 1,
         "forward_codec": setting.fw,

@@ -65,6 +65,7 @@ def _member_fields(member: MemberStatus, name_of: Callable[[str], str]) -> dict[
         "peer": member.peer_id,
         "name": name_of(member.peer_id),
         "layers": str(member.layers or "auto"),
+        "state": member.state.name.lower(),
         "idle": member.idle,
         **grant_fields(member.grant),
         "endpoint": member.endpoint,

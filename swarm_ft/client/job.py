@@ -316,7 +316,7 @@ def open_held_out(
 def _find_held_out(
     options: EvalOptions, reading: ReadOptions, dataset: str | None
 ) -> tuple[str, DataSelection] | None:
-    """Return the path of data to evaluate on and what of it, if some is asked for."""
+    """Return the path of evaluation data and its part, if evaluations are requested."""
     if options.eval_dataset is None and options.eval_split is None:
         return None
     path = options.eval_dataset or dataset

@@ -191,7 +191,7 @@ def overview(
 
 
 def with_names(found: SwarmStatus, names: MemberNames) -> SwarmStatus:
-    """The status with names for people: those of its members, and in its texts."""
+    """Name members by their names for people, in the status and in its texts."""
     return replace(
         found,
         members=tuple(replace(one, idle=names.in_text(one.idle)) for one in found.members),
@@ -364,7 +364,7 @@ _NO_FRAME = _Frame(-math.inf, None, b"")
 
 
 class StatusFrames:
-    """Replies to `Status`, cached while nothing happens, and for callers that ask too often.
+    """Replies to `Status`, cached while nothing happens, and for callers with too many requests.
 
     Args:
         make: Function that encodes the reply for a page and a caller.

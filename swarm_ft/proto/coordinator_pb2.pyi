@@ -31,6 +31,15 @@ class Actor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTOR_OWNER: _ClassVar[Actor]
     ACTOR_OPERATOR: _ClassVar[Actor]
 
+class MemberState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMBER_STATE_UNSPECIFIED: _ClassVar[MemberState]
+    MEMBER_STATE_IDLE: _ClassVar[MemberState]
+    MEMBER_STATE_WORKING: _ClassVar[MemberState]
+    MEMBER_STATE_PAUSING: _ClassVar[MemberState]
+    MEMBER_STATE_PAUSED: _ClassVar[MemberState]
+    MEMBER_STATE_LEAVING: _ClassVar[MemberState]
+
 class MemberActivity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MEMBER_DOING_UNSPECIFIED: _ClassVar[MemberActivity]
@@ -90,6 +99,12 @@ ACTOR_UNSPECIFIED: Actor
 ACTOR_CLIENT: Actor
 ACTOR_OWNER: Actor
 ACTOR_OPERATOR: Actor
+MEMBER_STATE_UNSPECIFIED: MemberState
+MEMBER_STATE_IDLE: MemberState
+MEMBER_STATE_WORKING: MemberState
+MEMBER_STATE_PAUSING: MemberState
+MEMBER_STATE_PAUSED: MemberState
+MEMBER_STATE_LEAVING: MemberState
 MEMBER_DOING_UNSPECIFIED: MemberActivity
 MEMBER_DOING_LOADING: MemberActivity
 MEMBER_DOING_COMPUTING: MemberActivity
@@ -1038,7 +1053,7 @@ class Grant(_message.Message):
     def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("peer_id", "layers", "idle", "grant", "endpoint", "device", "memory_bytes", "version", "speaks", "joined_ago_s", "heard_ago_s", "machine", "works", "links", "given")
+    __slots__ = ("peer_id", "layers", "idle", "grant", "endpoint", "device", "memory_bytes", "version", "speaks", "joined_ago_s", "heard_ago_s", "machine", "works", "links", "given", "state")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
@@ -1054,6 +1069,7 @@ class MemberStatus(_message.Message):
     WORKS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     idle: str
@@ -1069,7 +1085,8 @@ class MemberStatus(_message.Message):
     works: _containers.RepeatedCompositeFieldContainer[MemberWork]
     links: _containers.RepeatedCompositeFieldContainer[MemberLink]
     given: Contribution
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., endpoint: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., speaks: _Optional[int] = ..., joined_ago_s: _Optional[float] = ..., heard_ago_s: _Optional[float] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., works: _Optional[_Iterable[_Union[MemberWork, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[MemberLink, _Mapping]]] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
+    state: MemberState
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., endpoint: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., speaks: _Optional[int] = ..., joined_ago_s: _Optional[float] = ..., heard_ago_s: _Optional[float] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., works: _Optional[_Iterable[_Union[MemberWork, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[MemberLink, _Mapping]]] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ..., state: _Optional[_Union[MemberState, str]] = ...) -> None: ...
 
 class MemberWork(_message.Message):
     __slots__ = ("run_id", "layers", "stage", "replica", "num_replicas", "doing", "waits_for", "share", "parts_begun", "num_parts", "microbatch_s")
@@ -1356,7 +1373,7 @@ class PlaceRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class PlacedPeer(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "machine", "num_runs", "busy", "host_busy", "host_load")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "machine", "num_runs", "busy", "host_busy", "host_load", "shared_up_bytes_per_s", "shared_down_bytes_per_s")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -1365,6 +1382,8 @@ class PlacedPeer(_message.Message):
     BUSY_FIELD_NUMBER: _ClassVar[int]
     HOST_BUSY_FIELD_NUMBER: _ClassVar[int]
     HOST_LOAD_FIELD_NUMBER: _ClassVar[int]
+    SHARED_UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SHARED_DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
@@ -1373,7 +1392,9 @@ class PlacedPeer(_message.Message):
     busy: float
     host_busy: float
     host_load: float
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., num_runs: _Optional[int] = ..., busy: _Optional[float] = ..., host_busy: _Optional[float] = ..., host_load: _Optional[float] = ...) -> None: ...
+    shared_up_bytes_per_s: float
+    shared_down_bytes_per_s: float
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., num_runs: _Optional[int] = ..., busy: _Optional[float] = ..., host_busy: _Optional[float] = ..., host_load: _Optional[float] = ..., shared_up_bytes_per_s: _Optional[float] = ..., shared_down_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Costs(_message.Message):
     __slots__ = ("logs", "covariance", "num_runs", "surprise")

@@ -159,11 +159,11 @@ def test_a_demo_of_its_own_input_that_is_refused_leaves_no_input(
 
 
 def test_a_refused_demo_keeps_what_an_earlier_one_left(run_here: RunHere, place: Path) -> None:
-    kept = place / "swarm-ft-output-demo" / "logs" / "coordinator.log"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("kept")
+    log = place / "swarm-ft-output-demo" / "logs" / "coordinator.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("kept")
     assert run_here("demo", "--stages", "7").code == 2
-    assert kept.read_text() == "kept"
+    assert log.read_text() == "kept"
 
 
 @pytest.mark.parametrize(

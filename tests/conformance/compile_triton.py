@@ -22,7 +22,7 @@ compiled: dict[str, Any] = {}
 
 
 class GpuThatIsNotThere:
-    """What Triton asks a driver before it compiles."""
+    """A driver with the answers that Triton needs before it compiles."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", ARCHITECTURE, 32)

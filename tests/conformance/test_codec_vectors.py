@@ -71,7 +71,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def rows_along(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
-    """Without a basis, along one, and with a token whose codes no symbol has."""
+    """Yield rows without a basis, along one, and with a token whose codes no symbol has."""
     codec = from_spec(parse_codec_spec(name, Direction.FORWARD), ReferenceKernels())
     assert isinstance(codec, DirectionalCodec)
     base, is_first = base_of(codec, shape), not codec.spec.is_delta
@@ -88,7 +88,7 @@ def rows_along(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
 
 
 def rows_beside(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
-    """Without a codebook and with one of more than a byte's entries."""
+    """Yield rows without a codebook and with one of more than a byte's entries."""
     codec = from_spec(parse_codec_spec(name, Direction.BACKWARD), ReferenceKernels())
     assert isinstance(codec, CodebookCodec)
     basis = learn_codebook([sample((2048, shape[1]), 3)])

@@ -100,7 +100,7 @@ def cases() -> Iterator[Case]:
 
 
 def some_scales(generator: torch.Generator, rows: int, cols: int) -> Scales:
-    """Of all magnitudes and both signs; the last column's is 0."""
+    """Draw scales of all magnitudes and both signs; the last column's is 0."""
     powers = 2.0 ** torch.randint(-30, 31, (cols,), generator=generator)
     scales = (torch.randn(cols, generator=generator) * powers).bfloat16().float()
     if cols > 1:

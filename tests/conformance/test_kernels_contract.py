@@ -1,4 +1,4 @@
-"""What `Kernels` promises, asked of every backend; and the fast ones held to the reference.
+"""The contract of `Kernels` for every backend; the fast ones must agree with the reference.
 
 Where a decoder calls a kernel, or both ends must agree, "held" is to the bit.
 """
@@ -52,12 +52,12 @@ def drawn(seed: int) -> torch.Generator:
 def some_scales(
     axis: str, shape: tuple[int, int], exponent: int, generator: torch.Generator
 ) -> Scales:
-    """Of any sign and some of them zero, around 2^exponent."""
+    """Draw scales of either sign, some of them zero, around 2^exponent."""
 
     def vector(n: int, scale: int) -> Tensor:
         spread = torch.randn(n, generator=generator)
-        kept = torch.rand(n, generator=generator) > 0.15
-        return (spread * kept * 2.0**scale).bfloat16().float()
+        is_nonzero = torch.rand(n, generator=generator) > 0.15
+        return (spread * is_nonzero * 2.0**scale).bfloat16().float()
 
     tokens, channels = shape
     one = torch.ones(1)
@@ -199,7 +199,7 @@ def test_both_at_once_is_one_after_the_other(
 def positions(
     x: Tensor, base: Tensor | None, scales: Scales, shape: tuple[int, int], seed: int | None
 ) -> Tensor:
-    """Where values lie, in scales, dither taken off; exact enough to tell cells apart."""
+    """Return positions in scales without dither, exact enough to distinguish cells."""
     change = (x if base is None else x - base).double()
     dither: Tensor | float = 0.0
     if seed is not None:
@@ -423,7 +423,7 @@ def _zeros(count: int) -> Tensor:
 
 
 def _error_of(x: Tensor, seed: int, lowest: list[int]) -> float:
-    """Of the nearest codes with these lowest bits, one lane."""
+    """Return the error of the nearest codes with these lowest bits, for one lane."""
     total, shift, before = 0.0, 0, 0
     for value, r, odd in zip(
         x.tolist(), (mix(torch.arange(len(x)), seed) >> 28).tolist(), lowest, strict=True

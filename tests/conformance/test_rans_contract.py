@@ -1,4 +1,4 @@
-"""What `Kernels` promises of its rANS coder, asked of every backend; and that all code alike."""
+"""The contract of the rANS coder in `Kernels`: every backend produces the same bytes."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_decode_reads_what_encode_wrote(
 def test_decode_finds_the_contexts_that_symbols_before_change(
     backend: Backend, layout: tuple[int, int, int], flip: int, seed: int
 ) -> None:
-    """As along a trellis: which context a symbol has, those before it in its lane tell."""
+    """A symbol's context follows from the symbols before it in its lane, as along a trellis."""
     symbols, contexts, frequencies, _ = some_stream(seed, layout, 8, backend)
     flips = backend("shifts_of", symbols, layout[0]) * flip
     changed = torch.where(frequencies[(contexts ^ flips).long(), symbols.long()] > 0, contexts, 8)
@@ -134,8 +134,8 @@ def damaged(coded: Coded, damage: str, generator: torch.Generator) -> Coded:
         states[0, 0] = [0, 1, MIN_STATE, 2**32 - 1][int(states[0, 0]) % 4]
     if damage == "all random":
         words = torch.randint(0, 2**16, (len(words),), generator=generator).int()
-    kept = {"fewer words": len(words) // 2, "no words": 0}.get(damage, len(words))
-    words = words[:kept]
+    num_words = {"fewer words": len(words) // 2, "no words": 0}.get(damage, len(words))
+    words = words[:num_words]
     if damage == "more words":
         words = torch.cat([words, torch.zeros(3, dtype=torch.int32)])
     return Coded(states, torch.tensor([len(words)]), words)

@@ -1,4 +1,4 @@
-"""What peers write down of others' data: encrypted where they say so, and gone with the run."""
+"""Peers' files with data of others: encrypted if configured so, and deleted with the run."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ def job(make_job: MakeJob) -> Job:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """What lies there of a run: buffers, states, snapshots, tokens; locks are no such thing."""
+    """List a run's files: buffers, states, snapshots and tokens, but no locks."""
     found = (Path(parent) / name for parent, _, names in os.walk(folder) for name in names)
     return sorted(path for path in found if path.name != "lock")
 

@@ -67,7 +67,7 @@ def codebooks(monkeypatch: pytest.MonkeyPatch) -> list[Basis | None]:
 
 @pytest.fixture
 def job(make_job: MakeJob) -> Job:
-    """On samples of different lengths, of which prompts are only read."""
+    """Make a job with samples of different lengths, whose prompts are only read."""
     return job_of(make_job, "changes")
 
 

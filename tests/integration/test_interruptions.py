@@ -1,4 +1,4 @@
-"""Whoever goes away and comes back, the run ends as a quiet one does."""
+"""A run whose members go away and come back ends as a quiet one does."""
 
 import asyncio
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def final_losses(events: Iterable[RunEvent]) -> list[float]:
 
 @pytest.fixture
 def aq_job(make_job: MakeJob) -> Job:
-    """On samples of different lengths, of which prompts are only read."""
+    """Make a job with samples of different lengths, whose prompts are only read."""
     return make_job(num_samples=8, num_steps=6, forward_codec="aq4", backward_codec="q8").ragged()
 
 

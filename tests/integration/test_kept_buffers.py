@@ -28,7 +28,7 @@ def job(make_job: MakeJob) -> Job:
 
 @pytest.fixture(autouse=True)
 def no_buffers_in_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where there are too many for that."""
+    """Act as if there were too many buffers for snapshots."""
     monkeypatch.setattr("swarm_ft.peer.state.stage_state.MAX_BUFFER_BYTES", 0)
 
 

@@ -38,7 +38,7 @@ async def until(swarm: LocalSwarm, run_id: RunId, holds: Callable[[RunStatus], b
 
 
 async def leaves(swarm: LocalSwarm) -> None:
-    """As with Ctrl-C: it goes once it is told that it may."""
+    """Leave as with Ctrl-C: the peer goes once it receives permission."""
     peer = swarm.peers[LEAVER]
     peer.node.leave()
     await asyncio.wait_for(asyncio.shield(peer.task), PATIENCE_S)

@@ -117,13 +117,13 @@ def make_job(model_spec: ModelSpec) -> MakeJob:
 
 @dataclass
 class Copies:
-    """Of each step the different copies that peers had of the shared weights after it."""
+    """The different copies of the shared weights that peers had after each step."""
 
     after: defaultdict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     applied: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def engine(self, spec: RunSpec, layers: LayerRange) -> Engine:
-        """What peers compute with."""
+        """Make the engine that peers compute with."""
         checkpoint = opened(spec)
         copies, shared = self, checkpoint.architecture.shared
 

@@ -44,9 +44,9 @@ async def test_a_run_that_an_earlier_commit_began_is_finished(
     copy = files / f"journal.db.v{earlier.journal}"
     assert _rows(copy, "PRAGMA user_version") == [(earlier.journal,)]
     assert _rows(files / "journal.db", "PRAGMA user_version") == [(VERSION,)]
-    kept = f"SELECT step, loss, seconds, attempt FROM commits WHERE step < {SNAPSHOT}"
-    assert _rows(copy, kept) == _rows(files / "journal.db", kept)
-    assert len(_rows(copy, kept)) == SNAPSHOT
+    query = f"SELECT step, loss, seconds, attempt FROM commits WHERE step < {SNAPSHOT}"
+    assert _rows(copy, query) == _rows(files / "journal.db", query)
+    assert len(_rows(copy, query)) == SNAPSHOT
 
 
 def _rows(path: Path, query: str) -> list[tuple[object, ...]]:

@@ -114,10 +114,13 @@ def continues_loading(turn: Transition, run: Run) -> bool:
     """Whether a first attempt that failed goes on loading.
 
     It does if no placement is left, but other peers have yet to report whether they can host the
-    run. If none can, the run is over; a peer that is released earlier would not report that.
+    run. If none can, the run is over; a peer that is released earlier would not report that. A peer
+    that is ready, or waits for others, has loaded its stage: then one can.
     """
     unchecked = turn.state.members.keys() & (set(run.peers) - run.misfits.keys())
-    if run.phase is not RunPhase.LOADING or run.committed_steps or run.attempt.loaded:
+    if run.phase is not RunPhase.LOADING or run.committed_steps:
+        return False
+    if run.attempt.loaded or run.attempt.awaited.waited_s:
         return False
     able = share_of(turn.state, run, turn.now_s)
     return bool(unchecked) and not find_placement(able, run, turn.now_s).assignments
@@ -159,7 +162,14 @@ def release(turn: Transition, run: Run, peer_id: PeerId, kind: ReasonKind) -> No
 
 
 def advance(turn: Transition) -> None:
-    """Start the next attempt of each run whose attempt ended, if its peers are there."""
+    """Start the next attempt of each run whose attempt ended, if its peers are there.
+
+    A failed attempt that loads ends here as soon as it learns nothing more.
+    """
+    for run in turn.state.active_runs:
+        has_misfits = any(peer in run.peers for peer in run.misfits)
+        if run.phase is RunPhase.LOADING and has_misfits and not continues_loading(turn, run):
+            interrupt(turn, run)
     for run in turn.state.active_runs:
         is_between_attempts = run.phase in (RunPhase.QUEUED, RunPhase.WAITING)
         if is_between_attempts and turn.now_s >= run.not_before_s:

@@ -22,7 +22,7 @@ every step is plan -> run -> ready -> commit:
     a replica becomes slow     attempt + 1 in which the others compute most of its share
     a replica is never ready   it is suspended; attempt + 1 without it, see `lateness`
     a stage's last one is lost wait for it; then go back to the weights the run began with
-    a peer asks to leave       others take its stage over first, see `plan.leaving`
+    a peer requests to leave   others take its stage over first, see `plan.leaving`
     a peer joins (again)       while others load, or when the next step begins: attempt + 1 with it
     a run waits for replicas   at the step's end: attempt + 1 without them; the other begins
     ... and lacks the state    it listens until CaughtUp; then the next plan includes it

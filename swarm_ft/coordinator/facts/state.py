@@ -912,7 +912,7 @@ class SwarmState:
 
     @property
     def leaving(self) -> tuple[PeerId, ...]:
-        """Members that asked to leave or to pause."""
+        """Members that requested to leave or to pause."""
         return tuple(peer for peer, member in self.members.items() if member.leaving is not None)
 
     @property

@@ -57,7 +57,7 @@ def with_successors_free(able: SwarmState, run: Run) -> Run:
 
 
 def has_successors(able: SwarmState, run: Run) -> bool:
-    """Whether a peer that was not asked yet could take over from a stage's last peers.
+    """Whether a peer without a request so far could take over from a stage's last peers.
 
     Args:
         able: State with the members that may work for it, see `eligible_members`.

@@ -380,6 +380,19 @@ class MemberActivity(IntEnum):
     """The member stores a result until the client fetches it."""
 
 
+class MemberState(IntEnum):
+    """State of a peer, over all runs; the numbers are those of the wire."""
+
+    IDLE = 1
+    WORKING = 2
+    """The peer has work for a run."""
+    PAUSING = 3
+    """The peer asked to pause, and still has work."""
+    PAUSED = 4
+    LEAVING = 5
+    """The peer asked to leave."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberWork:
     """Work of a member for a run.
@@ -441,7 +454,7 @@ class MemberStatus:
 
     Attributes:
         layers: Layers that it offers; None: the coordinator chooses.
-        idle: Reason why no work suits it; empty if some may.
+        idle: Reason why no work suits it, or why it pauses or leaves; empty if some work may.
         grant: Stages that it may host.
         endpoint: Endpoint for other peers; empty if the caller may not connect to it.
         device: Device that it computes on, by its own report.
@@ -454,6 +467,7 @@ class MemberStatus:
         works: Work for each run that has it, active runs first.
         links: Links to replicas of its stage and of adjoining stages, as far as known.
         given: Contribution in all committed steps, since the journal was made.
+        state: State, for programs; `idle` is its text for people.
     """
 
     peer_id: PeerId
@@ -471,6 +485,7 @@ class MemberStatus:
     works: Annotated[tuple[MemberWork, ...], Length(MAX_HOSTED)] = ()
     links: Annotated[tuple[MemberLink, ...], Length(MAX_LINKS)] = ()
     given: Contribution = field(default_factory=Contribution)
+    state: MemberState = MemberState.IDLE
 
     def work_in(self, run_id: RunId) -> MemberWork | None:
         """Return the peer's work for a run; None if the run does not have it."""

@@ -1,4 +1,4 @@
-"""What `swarm_ft` offers to programs, and that it costs nothing before it is used."""
+"""`swarm_ft` exports its API to programs, and costs nothing before it is used."""
 
 import ast
 import subprocess

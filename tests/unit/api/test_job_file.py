@@ -192,11 +192,13 @@ def test_what_is_no_job_is_refused(text: str, tmp_path: Path) -> None:
 )
 def test_a_job_that_is_shown_is_the_same_job_again(values: dict[str, object]) -> None:
     try:
-        asked = build(JobOptions, by_names(JobOptions, {"model": "no", "dataset": "1e3", **values}))
+        options = build(
+            JobOptions, by_names(JobOptions, {"model": "no", "dataset": "1e3", **values})
+        )
     except BadOption:
         reject()  # they contradict each other
-    read = job_fields(yaml.safe_load(job_yaml(asked)))
-    assert build(JobOptions, by_names(JobOptions, read)) == asked
+    read = job_fields(yaml.safe_load(job_yaml(options)))
+    assert build(JobOptions, by_names(JobOptions, read)) == options
 
 
 def test_several_datasets_are_a_mixture(tmp_path: Path) -> None:

@@ -263,8 +263,8 @@ def test_a_link_passes_both_ways() -> None:
         processes.start(
             "link", "benchmarks.gpu.paced_link", [":".join(map(str, server.getsockname()))]
         )
-        place = "127.0.0.1", processes.heard("link", 30.0)["port"]
-        processes.say("link", {"mbps": 1000.0})
+        place = "127.0.0.1", processes.receive("link", 30.0)["port"]
+        processes.send("link", {"mbps": 1000.0})
         with socket.create_connection(place) as client:
             there, _ = server.accept()
             with there:

@@ -48,7 +48,7 @@ REDUCED = ",".join(f"none/none/{dp}" for dp in ("none", "q4", "q8"))
 
 @pytest.fixture(scope="module")
 def results(texts: Path) -> Path:
-    """What the study writes of all of these."""
+    """Return the study's results file for all of these."""
     out = texts / "results.jsonl"
     options = [f"--set={setting}" for setting in TINY.split()]
     options += ["--data", str(texts), "--cache", str(texts), "--out", str(out), "--seeds", "0"]

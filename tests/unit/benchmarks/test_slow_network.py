@@ -1,4 +1,4 @@
-"""What a step takes at least, against a pipeline that is simulated; and the scales of labs."""
+"""The least time of a step, against a simulated pipeline; and the scales of labs."""
 
 import heapq
 import math
@@ -133,7 +133,7 @@ seconds = st.floats(0.0, 1.0)
 
 
 def rounded_up(total_s: float) -> float:
-    """What sums in another order may come to: 0 and 1e-75 s are the same time."""
+    """Round up by the error of sums in another order: 0 and 1e-75 s are the same time."""
     return total_s * (1 + 1e-9) + 1e-12
 
 

@@ -34,7 +34,7 @@ sizes = st.sampled_from([50, 50, 50, 5000])
 
 
 class DiskMachine(RuleBasedStateMachine):
-    """What the store should hold, what it said it lost, and all that was ever committed."""
+    """A model of the store: its records, its reported losses, and all that was ever committed."""
 
     def __init__(self) -> None:
         super().__init__()

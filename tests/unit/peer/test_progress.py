@@ -1,4 +1,4 @@
-"""What of the open step is kept when an attempt ends."""
+"""The parts of an open step that outlive its attempt."""
 
 import pytest
 import torch

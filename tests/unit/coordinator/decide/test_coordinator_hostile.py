@@ -111,7 +111,7 @@ class Mob:
     ) -> None:
         run_id, _, step, _ = self._now
         run = self.swarm.state.runs.get(run_id)
-        held = HeldStage(
+        stage = HeldStage(
             run_id=run_id,
             spec_digest=run.spec.digest() if run else bytes(16),
             layers=layers or LayerRange(0, 4),
@@ -124,7 +124,7 @@ class Mob:
             endpoint="peer.example:7001",
             layers=layers or OFFERS[peer_id],
             memory_bytes=1 << 20,
-            held=(held,) if holds else (),
+            held=(stage,) if holds else (),
         )
         self._said(peer_id, hello)
 
@@ -179,8 +179,8 @@ class Mob:
     def caught_up(self, peer_id: PeerId, off: int) -> None:
         run_id, attempt, _, _ = self._now
         attempt = Attempt(attempt + off)
-        told = CaughtUp(run_id=run_id, attempt=attempt, state_bytes=1, proof=bytes(16))
-        self._said(peer_id, told)
+        caught_up = CaughtUp(run_id=run_id, attempt=attempt, state_bytes=1, proof=bytes(16))
+        self._said(peer_id, caught_up)
 
     def step_ready(self, peer_id: PeerId, off: int, steps_off: int, number: float) -> None:
         run_id, attempt, step, _ = self._now
@@ -201,9 +201,9 @@ class Mob:
         self, peer_id: PeerId, boundary: BlockIndex, samples: list[SampleId], is_inventory: bool
     ) -> None:
         run_id, attempt, step, _ = self._now
-        held = (HeldBuffers(boundary=boundary, samples=SampleSet.of(samples)),)
+        buffers = (HeldBuffers(boundary=boundary, samples=SampleSet.of(samples)),)
         if is_inventory:
-            self._said(peer_id, StageReady(run_id=run_id, attempt=attempt, buffers=held))
+            self._said(peer_id, StageReady(run_id=run_id, attempt=attempt, buffers=buffers))
         else:
             counts = (BufferCounts(boundary=boundary, misses=2**50),)
             ready = StepReady(
@@ -211,7 +211,7 @@ class Mob:
                 attempt=attempt,
                 step=step,
                 squared_grad_norm=1.0,
-                lost=held,
+                lost=buffers,
                 buffers=counts,
             )
             self._said(peer_id, ready)

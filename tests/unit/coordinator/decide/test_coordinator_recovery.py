@@ -66,15 +66,15 @@ def assert_like_quiet(swarm: Swarm, peers: list[FakePeer], quiet: Quiet) -> None
     assert [step.step for step in journalled] == [step.step for step in swarm.history[RUN]]
 
 
-@pytest.mark.parametrize("num_said", [0, 1, 2, 99], ids=lambda n: f"{n}-messages-said")
+@pytest.mark.parametrize("num_messages", [0, 1, 2, 99], ids=lambda n: f"{n}-messages")
 def test_a_coordinator_killed_in_any_event_goes_on(
-    begin: Begin, quiet: Quiet, num_said: int
+    begin: Begin, quiet: Quiet, num_messages: int
 ) -> None:
     for moment in range(quiet()[1]):
         swarm, peers = begin()
         for _ in range(moment):
             swarm.step()
-        swarm.crash(PeerSaid(*swarm.pending.popleft()), num_said)
+        swarm.crash(PeerSaid(*swarm.pending.popleft()), num_messages)
         swarm.join(*reversed(peers))
         swarm.settle()
         assert_like_quiet(swarm, peers, quiet)
@@ -162,9 +162,9 @@ class Interruptions:
         pending = self.swarm.pending
         chosen = pending[self.draw_index(len(pending))][0]
         index = next(i for i, (peer_id, _) in enumerate(pending) if peer_id == chosen)
-        said = pending[index]
+        message = pending[index]
         del pending[index]
-        pending.appendleft(said)
+        pending.appendleft(message)
 
 
 interruption = st.tuples(

@@ -74,9 +74,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(peer=st.sampled_from([A, B, C, PeerId("stranger")]), samples=samples_drawn)
     def come_back(self, peer: PeerId, samples: list[SampleId]) -> None:
-        held = {BOUNDARIES[1 if peer != A else 0]: SampleSet.of(samples)}
-        self._becomes(self.ledger.with_inventory(peer, held))
-        self._forget(peer, lambda where, sample: where not in held or sample not in samples)
+        inventory = {BOUNDARIES[1 if peer != A else 0]: SampleSet.of(samples)}
+        self._becomes(self.ledger.with_inventory(peer, inventory))
+        self._forget(peer, lambda where, sample: where not in inventory or sample not in samples)
 
     def _forget(self, peer: PeerId, is_gone: Callable[[BlockIndex, SampleId], bool]) -> None:
         self.model = {
@@ -171,5 +171,5 @@ def test_other_boundaries_are_another_ledger(ledger: Ledger) -> None:
 def test_nothing_changes_where_nobody_lost_anything(ledger: Ledger) -> None:
     before = ledger.after({SampleId(0): (A, B, C)})
     assert before.without(A2, BOUNDARIES[0], SampleSet.of([SampleId(0)])) == before
-    held = SampleSet.of([SampleId(0), SampleId(5)])
-    assert before.with_inventory(A, {BOUNDARIES[0]: held}) is before
+    samples = SampleSet.of([SampleId(0), SampleId(5)])
+    assert before.with_inventory(A, {BOUNDARIES[0]: samples}) is before

@@ -521,12 +521,12 @@ def test_a_reason_of_any_kind_comes_back(
 ) -> None:
     layers = LayerRange(0, 2), LayerRange(2, 4)
     part = Reason(kind=kind, peers=(PeerId("b"),), layers=layers, amount=2.5, text="why: ü")
-    told = Reason(
+    written = Reason(
         kind=kind, run_id=RUN, runs=(RUN,), step=0, value=0.0, num_more=3, parts=(part, part)
     )
-    journal.write_run(replace(run, phase=RunPhase.FAILED, detail=told), DIGEST)
+    journal.write_run(replace(run, phase=RunPhase.FAILED, detail=written), DIGEST)
     (loaded,) = reopen().load(NOW_S)
-    assert loaded.detail == told
+    assert loaded.detail == written
 
 
 def evaluated(step: int, **losses: Any) -> EvaluationRecord:

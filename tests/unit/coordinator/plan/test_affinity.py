@@ -64,8 +64,8 @@ def test_loads_are_as_even_as_without_buffers_and_plans_are_a_function(
     everybody = [[*stage.peers, STRANGER] for stage in stages]
     drawn = st.tuples(*(st.sampled_from(peers) for peers in everybody))
     samples_drawn = st.integers(0, spec.num_samples - 1).map(SampleId)
-    held = data.draw(st.dictionaries(samples_drawn, drawn))
-    ledger = empty(stages, spec).after(held) if held else empty(stages, spec)
+    inventories = data.draw(st.dictionaries(samples_drawn, drawn))
+    ledger = empty(stages, spec).after(inventories) if inventories else empty(stages, spec)
     lost = data.draw(st.lists(samples_drawn))
     ledger = ledger.without(stages[0].peers[0], ledger.boundaries[0], SampleSet.of(lost))
     seconds = {stages[0].peers[0]: (data.draw(st.sampled_from([0.5, 1.0, 4.0])),)}

@@ -134,9 +134,9 @@ def planned(train: MakeTrain, *sizes: int, count: int = 12, **changes: Any) -> P
     )
 
 
-def without(stages: Sequence[Stage], *gone: PeerId) -> list[Stage]:
+def without(stages: Sequence[Stage], *removed: PeerId) -> list[Stage]:
     return [
-        Stage(layers=stage.layers, peers=tuple(p for p in stage.peers if p not in gone))
+        Stage(layers=stage.layers, peers=tuple(p for p in stage.peers if p not in removed))
         for stage in stages
     ]
 
@@ -209,8 +209,8 @@ def test_whoever_goes_each_microbatch_has_one_place_at_each_stage(
 ) -> None:
     before = planned(train, *sizes, count=data.draw(st.integers(1, 8)))
     everybody = [peer for stage in before.stages for peer in stage.peers]
-    gone = data.draw(st.sets(st.sampled_from(everybody)))
-    stages = without(before.stages, *gone)
+    removed = data.draw(st.sets(st.sampled_from(everybody)))
+    stages = without(before.stages, *removed)
     if not all(stage.peers for stage in stages):
         return
     indices = st.integers(0, len(before.microbatches) - 1).map(MicrobatchIndex)

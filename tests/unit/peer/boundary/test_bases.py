@@ -1,4 +1,4 @@
-"""What a stage's ends of boundaries learn: of committed steps alone, in whatever order."""
+"""A stage's boundaries learn bases from committed steps alone, in any order of frames."""
 
 import itertools
 import threading
@@ -60,7 +60,7 @@ def learned_of(samples: Iterable[int], seed: int = 0, key: BasisKey = CHANGE) ->
 
 
 def learn_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Whether one is being learned from now on, and whether that may end."""
+    """Return an event for the begin of learning, and one that lets it end."""
     is_learning, may_end = threading.Event(), threading.Event()
 
     def slow(*args: object, **kwargs: object) -> Basis | None:
@@ -76,7 +76,7 @@ def learn_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thre
 
 
 def steps_that_make_one(num_steps: int, key: BasisKey = CHANGE) -> list[int]:
-    """Of steps whose frames are all different, those after which the basis is another."""
+    """Return the steps after which the basis is another, if all their frames differ."""
     bases, made, last = Bases(), [], b""
     for step in range(num_steps):
         note(bases, (0, 1), seed=step, key=key)
@@ -213,13 +213,13 @@ def test_a_commit_that_changes_nothing_is_known_for_one() -> None:
 
 
 def test_one_that_nobody_asked_for_takes_its_place_all_the_same() -> None:
-    asked, quiet = learned_of((0, 1)), learned_of((0, 1))
+    requested, quiet = learned_of((0, 1)), learned_of((0, 1))
     for step in range(1, 12):
-        for bases in (asked, quiet):
+        for bases in (requested, quiet):
             note(bases, (0, 1), seed=step)
             bases.commit()
-        asked.next_basis(CHANGE)
-        assert in_use(asked) == in_use(quiet)
+        requested.next_basis(CHANGE)
+        assert in_use(requested) == in_use(quiet)
 
 
 def test_frames_do_not_wait_for_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def borrower() -> BasisReceiver:
     return BasisReceiver(max_basis_bytes(CHANNELS))
 
 
-def heard(parts: Iterable[SharedBasis], end: BasisReceiver) -> list[bytes]:
+def names_received(parts: Iterable[SharedBasis], end: BasisReceiver) -> list[bytes]:
     """The names of what is whole by now."""
     whole = [data for part in parts if (data := end.receive(part)) is not None]
     bases = [Basis.from_bytes(data, CHANNELS) for data in whole]
@@ -55,12 +55,12 @@ def test_what_is_needed_later_goes_in_parts_of_a_quarter_of_the_frames() -> None
         sizes.append(len(part.basis))
         size -= sizes[-1]
         assert part.rest_bytes == size
-        heard([part], end)
+        names_received([part], end)
     assert set(sizes[:-1]) == {frame_bytes // 4}
     assert not list(lender.part(frame_bytes)), "it is said"
-    kept = end.get(BASES[0].name)
-    assert kept is not None
-    assert kept.data == BASES[0].data
+    stored = end.get(BASES[0].name)
+    assert stored is not None
+    assert stored.data == BASES[0].data
 
 
 @pytest.mark.parametrize(("frame_bytes", "size"), [(10, LEAST_PART_BYTES), (1 << 30, 1 << 16)])
@@ -77,7 +77,9 @@ def test_what_a_frame_needs_at_once_waits_for_no_frames() -> None:
     lender, end = BasisSender(), borrower()
     lender.begin(BASES[0])
     parts = [*lender.part(0), *lender.whole(BASES[1])]
-    assert heard(parts, end) == [BASES[0].name, BASES[1].name], "behind the rest of the other"
+    assert names_received(parts, end) == [BASES[0].name, BASES[1].name], (
+        "behind the rest of the other"
+    )
     assert not list(lender.whole(BASES[1])), "it was said"
     assert all(len(part.basis) <= MOST_PART_BYTES for part in parts)
 
@@ -85,23 +87,23 @@ def test_what_a_frame_needs_at_once_waits_for_no_frames() -> None:
 def test_a_basis_that_is_under_way_is_not_begun_again_nor_another() -> None:
     lender, end = BasisSender(), borrower()
     lender.begin(BASES[0])
-    heard(lender.part(0), end)
+    names_received(lender.part(0), end)
     lender.begin(BASES[0])
     lender.begin(BASES[1])
-    assert heard(lender.whole(BASES[0]), end) == [BASES[0].name]
+    assert names_received(lender.whole(BASES[0]), end) == [BASES[0].name]
     assert not lender.has_sent(BASES[1].name)
 
 
 def test_over_a_new_connection_all_is_said_anew() -> None:
     lender, end = BasisSender(), borrower()
-    heard(lender.whole(BASES[0]), end)
+    names_received(lender.whole(BASES[0]), end)
     lender.begin(BASES[1])
-    heard(lender.part(0), end)
+    names_received(lender.part(0), end)
     lender.reconnected()
     end.reconnected()
     assert not lender.has_sent(BASES[0].name)
     assert not list(lender.part(0)), "nothing is under way"
-    assert heard(lender.whole(BASES[1]), end) == [BASES[1].name]
+    assert names_received(lender.whole(BASES[1]), end) == [BASES[1].name]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["begin", "part", "whole", "name"]), st.integers(0, 4))))
@@ -113,9 +115,9 @@ def test_who_lends_knows_what_the_other_end_has(turns: list[tuple[str, int]]) ->
             case "begin":
                 lender.begin(basis)
             case "part":
-                heard(lender.part(0), end)
+                names_received(lender.part(0), end)
             case "whole":
-                heard(lender.whole(basis), end)
+                names_received(lender.whole(basis), end)
             case _ if lender.has_sent(basis.name):
                 end.mark_used(basis.name)
         end.begin_step()
@@ -147,15 +149,15 @@ HOSTILE = {
 @pytest.mark.parametrize(("parts", "match"), HOSTILE.values(), ids=HOSTILE)
 def test_parts_that_make_no_basis_are_refused(parts: list[SharedBasis], match: str) -> None:
     with pytest.raises(BadFrame, match=match):
-        heard(parts, borrower())
+        names_received(parts, borrower())
 
 
 def test_more_than_a_step_can_need_are_out_of_turn() -> None:
     end = borrower()
     lender = BasisSender()
     for basis in BASES[:MOST_BASES]:
-        heard(lender.whole(basis), end)
+        names_received(lender.whole(basis), end)
     with pytest.raises(OutOfTurn, match="4 bases in a step, got 5"):
-        heard(lender.whole(BASES[MOST_BASES]), end)
+        names_received(lender.whole(BASES[MOST_BASES]), end)
     end.begin_step()
-    assert heard(BasisSender().whole(BASES[MOST_BASES]), end) == [BASES[MOST_BASES].name]
+    assert names_received(BasisSender().whole(BASES[MOST_BASES]), end) == [BASES[MOST_BASES].name]

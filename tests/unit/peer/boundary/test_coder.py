@@ -46,7 +46,7 @@ class WatchedStore(BufferStore):
         self.staged[key] = record
 
     def kept(self, key: BufferKey) -> BufferRecord:
-        """What is committed under this name; something is."""
+        """Return the committed record of this name; there must be one."""
         record = self.get(key)
         assert record is not None
         return record
@@ -140,7 +140,7 @@ class Ends:
     def back(
         self, sample: int, gradient: torch.Tensor, *, as_key: bool = False
     ) -> tuple[Frame, torch.Tensor]:
-        """As `visit`, for a gradient on its way back."""
+        """Pass a gradient on its way back; see `visit`."""
         name = key(sample, direction=Direction.BACKWARD)
         return self._pass(name, gradient, self.receiver, self.sender, self.there, as_key)
 
@@ -217,7 +217,7 @@ def make_coders(make_spec: MakeSpec) -> MakeCoders:
 
 
 def activations(visits: int, samples: int, *, seed: int = 0) -> Iterator[torch.Tensor]:
-    """For each visit and sample an activation that drifts, with channels of 1e5 as Llama has."""
+    """Yield for each visit and sample a drifting activation, with channels of 1e5 as in Llama."""
     generator = torch.Generator().manual_seed(seed)
     scale = torch.tensor([1.0, 1e5, 1e-3, 1.0, 300.0, 1.0, 0.0, 1e-30])
     now = torch.randn(samples, TOKENS, CHANNELS, generator=generator) * scale
@@ -370,7 +370,7 @@ def test_a_sample_sent_twice_before_the_commit_counts_as_it_was_sent_last(
 
 
 def put(store: BufferStore, name: BufferKey, record: BufferRecord) -> None:
-    """As if `record` had been committed under that name."""
+    """Put a record into the store as if it were committed under that name."""
     BufferStore.stage(store, name, record)
     BufferStore.commit(store)
 
@@ -1243,7 +1243,7 @@ class AlongEnds(Ends):
         )
 
     def carry(self, frame: Frame) -> torch.Tensor | Refusal:
-        """What the receiver makes of a frame, and of its basis if it was not said before."""
+        """Decode a frame at the receiver, with its basis if that is new there."""
         needed = basis_needed(frame)
         if needed and needed not in self.lent:
             basis = self.sender.basis_of(frame)
@@ -1279,7 +1279,7 @@ def along_ends(make_spec: MakeSpec, **train: Any) -> AlongEnds:
 
 
 def moving(visits: int, samples: int = 3, first: int = 0) -> Iterator[dict[int, torch.Tensor]]:
-    """For each visit activations around a mean; they and their changes follow few directions."""
+    """Yield for each visit activations around a mean; they and their changes are low-rank."""
     generator = torch.Generator().manual_seed(17)
     common, directions = (torch.randn(rows, ALONG_CHANNELS, generator=generator) for rows in (1, 3))
     shape = samples, ALONG_TOKENS, 3
@@ -1471,7 +1471,7 @@ def gradient_ends(make_spec: MakeSpec, **train: Any) -> AlongEnds:
 
 
 def gradient_frames(ends: AlongEnds, values: dict[int, torch.Tensor]) -> list[Frame]:
-    """Of a step that is yet to be committed, all read at the other end."""
+    """Encode a step that is yet to be committed, and decode all of it at the other end."""
     names = {one: key(one, direction=Direction.BACKWARD) for one in values}
     frames = [ends.sender.encode(names[one], x) for one, x in values.items()]
     assert all(isinstance(ends.carry(frame), torch.Tensor) for frame in frames)

@@ -103,7 +103,7 @@ class End:
 
     def __init__(self, peer: PeerId, assign: Assign, engine: StageEngine, net: "Net") -> None:
         self.engine = engine
-        said: list[object] = []
+        sent: list[object] = []
         context = PeerContext(
             peer_id=peer,
             directory=net.directory,
@@ -112,8 +112,8 @@ class End:
             links=net.links[peer],
             compute=net.pool,
             codecs=net.pool,
-            send_to_coordinator=said.append,
-            timeline=Timeline(ManualClock(), said.append),
+            send_to_coordinator=sent.append,
+            timeline=Timeline(ManualClock(), sent.append),
             memory_bytes=1 << 30,
         )
         state = StageState(context, RUN, assign.spec, lambda _spec, _layers: engine)
@@ -135,7 +135,7 @@ class End:
 
 
 class Net:
-    """Where they meet."""
+    """The network on which the stages meet."""
 
     def __init__(self, pool: Executor, transport: Transport, dialling: Transport) -> None:
         self.pool = pool
@@ -146,7 +146,7 @@ class Net:
         self._servers: list[Server] = []
 
     async def serve(self, peer: PeerId) -> str:
-        """Where this peer is reached from now on."""
+        """Serve this peer and return its endpoint."""
         links = self.links[peer] = Links(
             peer, transport=self.dialling, clock=ManualClock(), rng=Random(0)
         )

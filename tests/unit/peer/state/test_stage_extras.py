@@ -24,7 +24,7 @@ def key(boundary: int, end: End, sample: int) -> BufferKey:
 
 
 def record(bits: int, seed: int) -> BufferRecord:
-    """Of a sample whose length follows from its number."""
+    """Make a record of a sample whose length follows from its number."""
     shape = 4 + seed % 3, CHANNELS
     payload = pack_buffer(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), bits)
     return BufferRecord(fingerprint_of(payload), *shape, payload)
@@ -130,8 +130,8 @@ def test_buffers_that_are_not_what_their_digest_says_are_left_out() -> None:
     del expected[key(8, End.SENT, 3)]
     assert restored(contents) == expected
     fewer = {name: x for name, x in contents.extras.items() if name != "buffers/owed"}
-    kept = restored(replace(contents, extras=fewer))
-    assert {name.end for name in kept} == {End.SENT, End.RECEIVED}
+    again = restored(replace(contents, extras=fewer))
+    assert {name.end for name in again} == {End.SENT, End.RECEIVED}
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ class Member:
             match effect:
                 case TransmitPiece(member, message):
                     if member in self.streams:
-                        self.streams[member].say(self.index, message)
+                        self.streams[member].send(self.index, message)
                 case BreakOff():
                     raise AssertionError(effect)
                 case _:
@@ -157,7 +157,7 @@ class Stream:
                 del end.streams[self.other(index)]
                 end.machine.disconnected(self.other(index))
 
-    def say(self, index: int, message: PieceMessage) -> None:
+    def send(self, index: int, message: PieceMessage) -> None:
         if isinstance(message, GradientPiece):
             open_pieces = self.unacknowledged[index][message.key.phase]
             assert message.key not in open_pieces, "sent twice on one stream"
@@ -170,9 +170,9 @@ class Stream:
         self.read[index].append(message)
         if isinstance(message, PieceAck):
             self.unacknowledged[index][message.key.phase].discard(message.key)
-        self.hear(index, message)
+        self.receive(index, message)
 
-    def hear(self, index: int, message: PieceMessage) -> None:
+    def receive(self, index: int, message: PieceMessage) -> None:
         end = self.ends[index]
         end.apply(end.machine.receive(self.other(index), message))
 
@@ -230,7 +230,7 @@ class Simulation:
     def again(self, of: tuple[Stream, int]) -> None:
         """A message that was read before comes once more."""
         stream, index = of
-        stream.hear(index, self.pick(stream.read[index]))
+        stream.receive(index, self.pick(stream.read[index]))
 
     def connect(self, pair: tuple[Member, Member]) -> None:
         self.streams[pair] = Stream(*pair)

@@ -50,11 +50,11 @@ def test_sources_get_different_chunks_and_less_towards_the_end() -> None:
 
 def test_what_is_here_already_is_not_asked_for() -> None:
     plan = DownloadPlan(10, [A], present=[0, 1, 4, 9])
-    asked: list[int] = []
+    requested: list[int] = []
     while wanted := plan.next_range(A):
-        asked += wanted
+        requested += wanted
         bring(plan, A, wanted)
-    assert asked == [2, 3, 5, 6, 7, 8]
+    assert requested == [2, 3, 5, 6, 7, 8]
     assert plan.is_complete
 
 
@@ -144,7 +144,7 @@ class Race:
 
     def run(self) -> None:
         for source in self.sources:
-            self.ask(source)
+            self.request(source)
         while self.events and not self.plan.is_complete:
             self.now_s, _, source, index = heapq.heappop(self.events)
             if self.brought[source] == self.deaths[source]:
@@ -152,11 +152,11 @@ class Race:
             else:
                 self.brought[source] += 1
                 self.plan.received(index)
-                self.ask(source)
+                self.request(source)
             for other in sorted(self.idle):
-                self.ask(other)
+                self.request(other)
 
-    def ask(self, source: PeerId) -> None:
+    def request(self, source: PeerId) -> None:
         self.idle.discard(source)
         wanted = self.plan.next_range(source)
         if not wanted:

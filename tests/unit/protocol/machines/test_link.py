@@ -181,14 +181,14 @@ class Side:
 
     def apply(self, effects: list[LinkEffect]) -> list[ChannelMessage]:
         """Run the effects; return the messages to send."""
-        said: list[ChannelMessage] = []
+        messages: list[ChannelMessage] = []
         for effect in effects:
             kind = effect.kind
             match effect:
                 case Greet():
                     assert (kind, self.attempts[kind]) not in self.greeted, "one a stream"
                     self.greeted.append((kind, self.attempts[kind]))
-                    said.append(hello(kind, self.attempts[kind], peer=self.name))
+                    messages.append(hello(kind, self.attempts[kind], peer=self.name))
                 case Connected(_, theirs):
                     assert kind not in self.connected
                     assert theirs.attempt == self.attempts[kind]
@@ -200,7 +200,7 @@ class Side:
                     assert kind in self.connected
                     assert isinstance(message, Ack | PieceAck)
                     assert message.key.attempt == self.attempts[kind], "not of another attempt"
-        return said
+        return messages
 
 
 class TwoEnds(RuleBasedStateMachine):
@@ -221,15 +221,15 @@ class TwoEnds(RuleBasedStateMachine):
         for side in (0, 1):
             self.come_up(side)
 
-    def say(self, side: int, effects: list[LinkEffect]) -> None:
-        said = self.ends[side].apply(effects)
+    def send(self, side: int, effects: list[LinkEffect]) -> None:
+        messages = self.ends[side].apply(effects)
         if self.is_up[side]:
-            self.ways[side].extend(said)
+            self.ways[side].extend(messages)
 
     def come_up(self, side: int) -> None:
         self.ends[side].greeted.clear()
         self.is_up[side] = True
-        self.say(side, self.ends[side].machine.up())
+        self.send(side, self.ends[side].machine.up())
 
     @rule(side=sides, kind=kinds, ahead=st.integers(0, 1))
     def begin(self, side: int, kind: ChannelKind, ahead: int) -> None:
@@ -241,12 +241,12 @@ class TwoEnds(RuleBasedStateMachine):
         self.newest = attempt
         self.end(side, kind)
         end.attempts[kind] = attempt
-        self.say(side, end.machine.open(hello(kind, attempt, peer=end.name)))
+        self.send(side, end.machine.open(hello(kind, attempt, peer=end.name)))
 
     @rule(side=sides, kind=kinds)
     def end(self, side: int, kind: ChannelKind) -> None:
         end = self.ends[side]
-        self.say(side, end.machine.close(kind))
+        self.send(side, end.machine.close(kind))
         assert kind not in end.connected
 
     @rule(side=sides, kind=kinds, number=st.integers(0, 3))
@@ -260,7 +260,7 @@ class TwoEnds(RuleBasedStateMachine):
     def arrive(self, side: int) -> None:
         if self.is_up[side] and self.ways[1 - side]:
             message = self.ways[1 - side].popleft()
-            self.say(side, self.ends[side].machine.receive(message))
+            self.send(side, self.ends[side].machine.receive(message))
 
     @rule(side=sides)
     @precondition(lambda self: any(self.is_up))
@@ -270,7 +270,7 @@ class TwoEnds(RuleBasedStateMachine):
             way.clear()
         if self.is_up[side]:
             self.is_up[side] = False
-            self.say(side, self.ends[side].machine.down())
+            self.send(side, self.ends[side].machine.down())
             assert not self.ends[side].connected
 
     @rule()
@@ -295,7 +295,7 @@ class TwoEnds(RuleBasedStateMachine):
                 end.attempts[kind] = attempt
                 end.machine.close(kind)
                 end.connected.discard(kind)
-                self.say(side, end.machine.open(hello(kind, attempt, peer=end.name)))
+                self.send(side, end.machine.open(hello(kind, attempt, peer=end.name)))
         while any(self.ways):
             self.arrive(0)
             self.arrive(1)

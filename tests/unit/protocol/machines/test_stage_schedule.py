@@ -106,8 +106,8 @@ class Pipeline:
         self.computed[stage].append((task.kind, task.microbatch))
         self.finished_at[stage].append(self.now)
         kinds = [kind for kind, _ in self.computed[stage]]
-        held = kinds.count(FORWARD) + kinds.count(BOTH) - kinds.count(WEIGHTS)
-        self.most_held[stage] = max(self.most_held[stage], held)
+        num_stored = kinds.count(FORWARD) + kinds.count(BOTH) - kinds.count(WEIGHTS)
+        self.most_held[stage] = max(self.most_held[stage], num_stored)
         if task.kind is FORWARD:
             self.send(stage + 1, "input_ready", task.microbatch)
         elif task.kind is not WEIGHTS and stage > 0:
@@ -372,9 +372,9 @@ def test_as_many_are_held_as_fit_but_no_fewer_than_needed(
 @given(least=st.integers(1, 63), room=st.integers(-(10**12), 10**15), each=st.integers(1, 10**10))
 @settings(derandomize=True, deadline=None)
 def test_what_is_held_beyond_the_least_fits_into_the_room(least: int, room: int, each: int) -> None:
-    held = max_microbatches(least, room_bytes=room, microbatch_bytes=each)
-    assert held >= least
-    assert held == least or (held + KEPT_FREE) * ALLOCATED * each <= room * (1 + 1e-12)
+    most = max_microbatches(least, room_bytes=room, microbatch_bytes=each)
+    assert most >= least
+    assert most == least or (most + KEPT_FREE) * ALLOCATED * each <= room * (1 + 1e-12)
 
 
 # ---- held-out microbatches

@@ -55,8 +55,8 @@ TAKEN: dict[str, tuple[dict[str, object], Paint]] = {
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_means_a_value_is_one(name: str) -> None:
-    given, expected = TAKEN[name]
-    assert build(Paint, by_names(Paint, given)) == expected
+    arguments, expected = TAKEN[name]
+    assert build(Paint, by_names(Paint, arguments)) == expected
 
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_means_none_is_told(name: str) -> None:
-    given, words = REFUSED[name]
+    arguments, words = REFUSED[name]
     with pytest.raises(BadOption) as refused:
-        build(Paint, by_names(Paint, given))
+        build(Paint, by_names(Paint, arguments))
     assert refused.value.message.startswith(words)

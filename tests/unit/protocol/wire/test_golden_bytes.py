@@ -35,7 +35,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 from tests.specs import model_spec, run_spec, train_spec
-from tests.unit.protocol.wire.wire_values import WIRES, has_fields, kinds_of, present, said_of
+from tests.unit.protocol.wire.wire_values import WIRES, annotation_of, has_fields, kinds_of, present
 
 GOLDEN = Path(__file__).with_name("golden_bytes.json")
 ROOT = Path(__file__).parents[4]
@@ -75,7 +75,7 @@ def example_of(kind: Any, descriptor: Descriptor) -> Any:
 
 
 def _example(hint: Any, field: FieldDescriptor, name: str) -> Any:
-    kind, notes = said_of(present(hint))
+    kind, notes = annotation_of(present(hint))
     if get_origin(kind) is dict:
         key, value = get_args(kind)
         if key is SampleId:

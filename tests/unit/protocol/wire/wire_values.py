@@ -110,7 +110,7 @@ def values_of(kind: Any, descriptor: Descriptor) -> Strategy:
 def _of(hint: Any, field: FieldDescriptor | None) -> Strategy:
     if _is_union(hint):
         return st.none() | _of(present(hint), field)
-    kind, notes = said_of(hint)
+    kind, notes = annotation_of(hint)
     if any(isinstance(note, VersionField) for note in notes):
         return st.just(PROTOCOL_VERSION)
     if get_origin(kind) is not None:
@@ -320,7 +320,7 @@ def _plans(draw: st.DrawFn) -> PlanStep:
 @st.composite
 def _spans(draw: st.DrawFn) -> Spans:
     hints = field_hints(Spans)
-    entries = {name: _of(get_args(said_of(hint)[0])[0], None) for name, hint in hints.items()}
+    entries = {name: _of(get_args(annotation_of(hint)[0])[0], None) for name, hint in hints.items()}
     rows = draw(st.lists(st.tuples(*entries.values()), max_size=5))
     return Spans(*zip(*rows, strict=True)) if rows else Spans()
 
@@ -364,7 +364,7 @@ def out_of_bounds(
 def _bad(
     hint: Any, field: FieldDescriptor, tried: set[Any]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    kind, notes = said_of(present(hint))
+    kind, notes = annotation_of(present(hint))
     message = field.message_type
     if get_origin(kind) is not None:
         yield from _bad_collections(kind, notes, field, tried)
@@ -462,7 +462,7 @@ _BEYOND: Mapping[type, tuple[Any, ...]] = {
 # ---- facts from types
 
 
-def said_of(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+def annotation_of(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return a type without its metadata, and its declared or implied bounds."""
     notes = metadata(hint)
     named = get_args(hint)[0] if notes else hint
