@@ -47,7 +47,7 @@ from swarm_ft.protocol.machines.link import (
 )
 from swarm_ft.protocol.machines.link_meter import QUIET_S, LinkMeter
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES
-from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame, SharedBasis
+from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame, SideInfoPart
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.control import MAX_MEASURED_LINKS
 from swarm_ft.protocol.messages.link import (
@@ -476,8 +476,8 @@ class PeerLink:
             return
         if isinstance(message, Frame | GradientPiece):
             self._meter.on_written(len(message.tensor.payload))
-        if isinstance(message, SharedBasis):
-            self._meter.on_written(len(message.basis))
+        if isinstance(message, SideInfoPart):
+            self._meter.on_written(len(message.data))
         await self._ends[kind_of(message)].write(message, stream.send)
 
     async def _read(self, stream: LinkStream) -> None:
@@ -555,7 +555,7 @@ class _Outgoing:
     messages. The windows of the senders bound the bulk messages; there are at most one ping and one
     pong.
 
-    Bulk messages are frames, pieces of gradients and bases.
+    Bulk messages are frames, pieces of gradients and side information.
 
     Attributes:
         is_quiet: Event that is set while no bulk message waits or is being written.
@@ -596,7 +596,7 @@ class _Outgoing:
 
     def put(self, message: ChannelMessage) -> None:
         """Queue a message."""
-        if isinstance(message, Frame | GradientPiece | SharedBasis):
+        if isinstance(message, Frame | GradientPiece | SideInfoPart):
             self._bulk.append(message)
             self.is_quiet.clear()
         else:
