@@ -685,7 +685,7 @@ class PeerNode:
         others = [host for run, host in self._hosts.items() if run != run_id]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ROOM_S):
-                await asyncio.gather(*(host.wait_light() for host in others))
+                await asyncio.gather(*(host.wait_memory_free() for host in others))
 
     async def _release(self, release: ReleaseStage) -> None:
         run_id = release.run_id
