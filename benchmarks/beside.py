@@ -41,7 +41,7 @@ VOCAB_SIZE = 64
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args()
     work = Work(
         stages=options.stages,
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 class Speed(NamedTuple):
-    """Of two runs, see the module's docstring."""
+    """The speed of two runs that train beside each other; see the module's docstring."""
 
     seconds: float
     steps_per_s: float
@@ -116,7 +116,7 @@ async def measure(way: str, work: Work, steps: int, folder: Path) -> Speed:
 
 
 async def _commits(swarm: LocalSwarm, run_id: RunId) -> list[float]:
-    """When each step of a run counted; its result is let go of."""
+    """Return the time at which each step of a run was committed, then acknowledge its result."""
     found: list[float] = []
     async for event in swarm.client.watch(run_id, lambda _trouble: None):
         if isinstance(event, StepCommitted):
@@ -146,7 +146,7 @@ def _samples(work: Work, steps: int) -> Sequence[bytes]:
 
 
 class DeviceEngine(EmulatedEngine):
-    """A stage on a machine's device, which does one task at a time, whichever process asks."""
+    """A stage on a machine's device, which does one task at a time, of any process."""
 
     def __init__(self, device: Lock, work: Work, spec: RunSpec, layers: LayerRange) -> None:
         super().__init__(work, spec, layers)

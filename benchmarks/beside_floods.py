@@ -1,4 +1,4 @@
-"""How many steps a second an honest run commits while a client and a peer flood the coordinator.
+"""Commits a second of an honest run while a client and a peer flood the coordinator.
 
     python -m benchmarks.beside_floods [--seconds S] [--rounds N] [--floods NAME,...] [--json]
 
@@ -32,19 +32,25 @@ KINDS = ("quiet", "floods", "idle-attacker")
 
 
 def _commits(swarm: Processes) -> int:
-    return swarm.beside.commits_between(-math.inf, math.inf)
+    return swarm.honest_client.commits_between(-math.inf, math.inf)
 
 
 async def window(
     swarm: Processes, seconds: float, floods: list[str], burns: float = 0.0
 ) -> dict[str, Any]:
-    """Commits a second and shares of a core, for so long, beside these floods."""
+    """Measure commits a second and shares of a core for some seconds while floods run."""
     async with AsyncExitStack() as stack:
         process = None
         if floods or burns:
             process = await stack.enter_async_context(
                 attacking(
-                    *(swarm.at, swarm.client, swarm.peer, swarm.beside.job.spec, seconds + 1.0),
+                    *(
+                        swarm.at,
+                        swarm.client,
+                        swarm.peer,
+                        swarm.honest_client.job.spec,
+                        seconds + 1.0,
+                    ),
                     floods=floods,
                     burns=burns,
                 )
@@ -101,9 +107,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--floods", default=",".join(FLOODS))
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    found = asyncio.run(measure(asked.seconds, asked.rounds, asked.floods.split(",")))
-    if asked.json:
+    options = parser.parse_args()
+    found = asyncio.run(measure(options.seconds, options.rounds, options.floods.split(",")))
+    if options.json:
         print(json.dumps(found))  # noqa: T201
         return
     for kind in KINDS:

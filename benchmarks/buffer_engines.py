@@ -24,8 +24,8 @@ from types import ModuleType
 
 from swarm_ft.buffers import BufferKey, BufferRecord, End
 from swarm_ft.buffers.slab import Broken, Slab, SlabIdentity
+from swarm_ft.digest import digest_of
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.protocol.spec.digest import digest_of
 
 Put = Callable[[int, bytes], None]
 Get = Callable[[int], bytes]
@@ -33,7 +33,7 @@ _RUN = RunId("bench")
 
 
 def mapped(folder: Path, size: int, count: int) -> tuple[Put, Get]:
-    """A memory-mapped file: nothing is verified, and a truncated file kills the process."""
+    """Map a file into memory: nothing is verified, and a truncated file kills the process."""
     with (folder / "mapped").open("wb+") as file:
         file.truncate(size * count)
         view = mmap.mmap(file.fileno(), size * count)
@@ -45,7 +45,7 @@ def mapped(folder: Path, size: int, count: int) -> tuple[Put, Get]:
 
 
 def slots(folder: Path, size: int, _: int) -> tuple[Put, Get]:
-    """This project's files of slots; every record is summed as it is put and as it is got."""
+    """Use this project's files of slots, which checksum each record at put and at get."""
     slab = Slab(folder / "slab", size, SlabIdentity(_RUN, bytes(16)))
 
     def key(i: int) -> BufferKey:
@@ -122,10 +122,10 @@ def measure(name: str, put: Put, get: Get, size: int, count: int) -> None:
     for i in range(count):
         if digest_of(get(i)) != digests[(i + 3) % 4]:
             sys.exit(f"{name}: record {i} is another one")
-    say(f"{name:24} {first:8.2f} {again:8.2f} {got:8.2f}")
+    print_line(f"{name:24} {first:8.2f} {again:8.2f} {got:8.2f}")
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print it at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -139,7 +139,7 @@ def main() -> None:
     options = parser.parse_args()
     size = options.kilobytes * 1024
     count = max(1, int(options.gigabytes * 1e9) // size)
-    say(f"{count} records of {size} bytes, GB/s: put first, put again, get")
+    print_line(f"{count} records of {size} bytes, GB/s: put first, put again, get")
     with tempfile.TemporaryDirectory(prefix="swarm-ft-engines-") as folder:
         root = Path(folder)
         measure("memory-mapped file", *mapped(root, size, count), size, count)
@@ -147,7 +147,7 @@ def main() -> None:
         try:
             import lmdb
         except ImportError:
-            say("LMDB is not installed here: pip install lmdb")
+            print_line("LMDB is not installed here: pip install lmdb")
         else:
             for writemap in (False, True):
                 name = f"LMDB{', writemap' if writemap else ''}"

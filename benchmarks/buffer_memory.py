@@ -1,4 +1,4 @@
-"""What a peer's memory is at its highest, as samples grow and memory for buffers stays the same.
+"""A peer's peak memory as samples grow and memory for buffers stays the same.
 
     python -m benchmarks.buffer_memory --dataset wikitext2-valid.txt --json FILE --plot FILE.png
 
@@ -30,7 +30,7 @@ _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args()
     counts = [int(count) for count in options.samples.split(",")]
     rows = []
@@ -85,7 +85,7 @@ def _measured(num_samples: int, options: argparse.Namespace, folder: Path) -> di
 
 
 def _train(swarm: LabSwarm, model_dir: str, text: Path, folder: Path, *, steps: int) -> None:
-    """Until so many steps are committed; the run is then left as it is."""
+    """Train until so many steps are committed, and leave the run as it is."""
     job = ("client", "train", "--model", model_dir, "--dataset", str(text))
     shape = ("--seq-length", str(SEQ_LENGTH), "--batch-size", str(BATCH_SIZE))
     # Codecs that cost little: what is kept of a sample is the same with all.
@@ -99,7 +99,7 @@ def _train(swarm: LabSwarm, model_dir: str, text: Path, folder: Path, *, steps: 
 
 
 def _text_of(dataset: Path, num_samples: int, model_dir: str, folder: Path) -> Path:
-    """So much of the text, over and over, as makes so many samples, or a few more."""
+    """Repeat the text until it makes about so many samples."""
     from transformers import AutoTokenizer
 
     text, tokenizer = dataset.read_text(encoding="utf-8"), AutoTokenizer.from_pretrained(model_dir)
@@ -126,8 +126,8 @@ def _draw(rows: Sequence[dict[str, object]], path: Path) -> None:
     for number in range(NUM_LAYERS):
         peaks = [row["peak_bytes"][number] / 2**20 for row in rows]  # type: ignore[index]
         axes.plot(counts, peaks, marker="o", label=f"stage {number}: peak of resident memory")
-    held = [row["buffers_bytes"] / 2**20 for row in rows]  # type: ignore[operator]
-    axes.plot(counts, held, marker="x", linestyle="--", label="all buffers of a stage")
+    mib = [row["buffers_bytes"] / 2**20 for row in rows]  # type: ignore[operator]
+    axes.plot(counts, mib, marker="x", linestyle="--", label="all buffers of a stage")
     axes.set(xscale="log", xlabel="samples", ylabel="MiB", ylim=(0, None))
     axes.legend()
     figure.tight_layout()

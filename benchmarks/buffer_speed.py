@@ -1,4 +1,4 @@
-"""How fast buffers are kept on this machine, against a raw memory-mapped file in the same run.
+"""The speed of buffers on this machine, against a raw memory-mapped file in the same run.
 
     python -m benchmarks.buffer_speed [--shape 1024x1600] [--gigabytes 1] [--directory DIR] [--json]
 
@@ -28,8 +28,8 @@ from rich.table import Table
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.codec.stored import buffer_bytes
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
-from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainSpec
 from swarm_ft.protocol.spec.training_plan import VisitOrder, step_samples
 from swarm_ft.sealing import Sealer, new_key
@@ -73,7 +73,7 @@ class SpeedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HitRow:
-    """How many visits find their record in memory, epochs of shuffled access.
+    """The share of visits that find their record in memory, over epochs of shuffled access.
 
     Attributes:
         budget: of the whole set.
@@ -215,7 +215,7 @@ def _sync(path: Path) -> None:
 
 
 def _again(tiers: tuple[_Tier, ...]) -> list[tuple[float, ...]]:
-    """Puts and gets of all tiers in turn, so that noise meets all alike."""
+    """Measure puts and gets of all tiers in turn, so that noise meets all alike."""
     puts = [_gb_s(tier, tier.put_all) for tier in tiers]
     gets = [_gb_s(tier, tier.get_all) for tier in tiers]
     synced = [_gb_s(tier, tier.put_all_and_sync) for tier in tiers]

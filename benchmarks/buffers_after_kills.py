@@ -28,7 +28,7 @@ POLL_S = 0.2
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args()
     folder = Path(tempfile.mkdtemp(prefix="buffers-after-kills-"))
     try:
@@ -65,8 +65,8 @@ def _measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
         shape = ("--seq-length", str(SEQ_LENGTH), "--batch-size", str(BATCH_SIZE), "--shuffle")
         codecs = ("--fw", "aq4", "--bw", "q8", "--key", "fp16", "--epochs", str(options.epochs))
         rest = ("--save-steps", str(steps_per_epoch), "--out", str(folder / "out"))
-        told = (*job, *shape, *codecs, *rest, *swarm.client_way)
-        client = swarm.begin("client", THIS_MACHINE, told)
+        command = (*job, *shape, *codecs, *rest, *swarm.client_way)
+        client = swarm.begin("client", THIS_MACHINE, command)
         kills = []
         for epoch in range(1, options.epochs):
             kills.append(_kill_after(swarm, epoch * steps_per_epoch + STEPS_BEFORE_KILL))

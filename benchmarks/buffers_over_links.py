@@ -37,13 +37,13 @@ RECORD_BYTES = 2 * SEQ_LENGTH * HIDDEN_SIZE + 2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one swarm did.
+    """The figures of one swarm.
 
     Attributes:
         step_s: median seconds of a step after the first epoch.
         samples_per_s: after the first epoch.
         loss: of the last step.
-        buffers: what `swarm-ft status` told of the boundary at the end.
+        buffers: the boundary's row in `swarm-ft status` at the end.
     """
 
     memory_bytes: int
@@ -54,7 +54,7 @@ class Outcome:
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args()
     folder = Path(tempfile.mkdtemp(prefix="buffers-over-links-", dir=options.folder))
     try:
@@ -125,7 +125,7 @@ def _num_samples(model_dir: str, text: Path) -> int:
 def _training(
     lab: Lab, folder: Path, options: argparse.Namespace, budget: int, model_dir: str
 ) -> Iterator[LabSwarm]:
-    """A swarm that trains."""
+    """Start a swarm whose client trains; it ends with the context."""
     link = Link(up_mbps=options.mbps, down_mbps=options.mbps)
     with LabSwarm(folder, lab.host()) as swarm:
         for number in range(NUM_LAYERS):
@@ -145,8 +145,8 @@ def _training(
         codecs = ("--fw", "aq4", "--bw", "q8", "--buffer-bits", str(options.buffer_bits))
         rest = ("--epochs", str(options.epochs), "--lr", "1e-3", "--out", str(folder / "out"))
         report = ("--json", str(folder / "report.json"))
-        told = (*job, *shape, *codecs, *rest, *report, *swarm.client_way)
-        swarm.begin("client", swarm.hub, told)
+        command = (*job, *shape, *codecs, *rest, *report, *swarm.client_way)
+        swarm.begin("client", swarm.hub, command)
         yield swarm
 
 

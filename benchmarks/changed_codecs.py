@@ -3,7 +3,7 @@
     python -m benchmarks.changed_codecs --codecs aq2+z/q2+z,aq8/fp16 [--steps 30]
 
 Three peers in one process train the demo's model over gRPC; every `--steps` steps, from the second
-epoch on, the owner asks for the next codecs, as on the page.
+epoch on, the owner requests the next codecs, as on the page.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _job(folder: Path) -> Job:
-    given = {"max_samples": 64, "seq_length": 64, "batch_size": 8, "epochs": 100}
+    options = {"max_samples": 64, "seq_length": 64, "batch_size": 8, "epochs": 100}
     return prepare_job(
-        with_sample(local_job_options(by_names(JobOptions, given)), folder / "input")
+        with_sample(local_job_options(by_names(JobOptions, options)), folder / "input")
     )
 
 
 async def _measure(folder: Path, wanted: Sequence[Codecs], steps: int) -> None:
     job, left = _job(folder), list(wanted)
-    ask_at = job.spec.train.steps_per_epoch + steps
+    change_at = job.spec.train.steps_per_epoch + steps
     made: list[StepCommitted] = []
     status: RunStatus | None = None
     async with LocalSwarm(folder, LAYERS) as swarm:
@@ -65,11 +65,11 @@ async def _measure(folder: Path, wanted: Sequence[Codecs], steps: int) -> None:
             if not isinstance(event, StepCommitted):
                 continue
             made.append(event)
-            if len(made) >= ask_at and left:
+            if len(made) >= change_at and left:
                 codecs = left.pop(0)
                 swarm.service.change_codecs(run_id, codecs.forward, codecs.backward)
-                ask_at = len(made) + steps
-            elif len(made) >= ask_at:
+                change_at = len(made) + steps
+            elif len(made) >= change_at:
                 break
     _show(job, made, status)
 
@@ -92,7 +92,7 @@ def _show(job: Job, made: Sequence[StepCommitted], status: RunStatus | None) -> 
 def _in_turn(
     job: Job, num_steps: int, status: RunStatus | None
 ) -> Iterator[tuple[int, int, Codecs]]:
-    """The first epoch, which sends key frames, and then what each pair of codecs made."""
+    """Yield the epoch of key frames, then the range of steps of each pair of codecs."""
     begun, codecs = 0, job.spec.train.codecs
     changes = [(job.spec.train.steps_per_epoch, codecs)]
     changes += [(one.first_step, one.codecs) for one in (status.codecs if status else ())]

@@ -1,4 +1,4 @@
-"""What a stage's codecs take of its compute: a microbatch through both, on one thread.
+"""The share of a stage's compute that its codecs take: both codecs, a microbatch, one thread.
 
     python -m benchmarks.codec_share                       # four blocks of GPT-2 XL's width
     python -m benchmarks.codec_share --forward-codecs aq4,aqk0.5 --backward-codecs q8,q1+z
@@ -21,13 +21,13 @@ import torch
 
 from benchmarks.split_backward import middle_stage
 from swarm_ft.cli.codec_speed import SpeedRow, measure
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 
 CPU = torch.device("cpu")
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args()
     torch.set_num_threads(1)
     compute_s = _compute_s(options)
@@ -37,9 +37,9 @@ def main() -> None:
         specs = [parse_codec_spec(text, way) for text in named.split(",")]
         shape = options.seq_length, options.hidden
         for row in measure(specs, [shape], devices=[CPU], repeats=options.repeats):
-            told = {"codec": row.codec, "share": _seconds(row) / compute_s}
-            told |= {"bits": row.bits_a_value, "encode_and_decode_s": _seconds(row)}
-            sys.stdout.write(f"{json.dumps({**told, 'way': way.name.lower()})}\n")
+            row_cells = {"codec": row.codec, "share": _seconds(row) / compute_s}
+            row_cells |= {"bits": row.bits_a_value, "encode_and_decode_s": _seconds(row)}
+            sys.stdout.write(f"{json.dumps({**row_cells, 'way': way.name.lower()})}\n")
 
 
 def _seconds(row: SpeedRow) -> float:
@@ -48,7 +48,7 @@ def _seconds(row: SpeedRow) -> float:
 
 
 def _compute_s(options: argparse.Namespace) -> float:
-    """Of a forward and a backward of one sample; the first is not counted."""
+    """Measure a forward and a backward pass of one sample, after one that does not count."""
     stage = middle_stage(options.layers, options.hidden, options.seq_length, num_heads=25)
     seconds = []
     shape = 1, options.seq_length, options.hidden

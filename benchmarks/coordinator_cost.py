@@ -19,7 +19,7 @@ and these events, which the coordinator decides one after the other in a swarm a
 
 The column `at once` has its own swarm: all peers are idle, and two jobs arrive, which share them.
 The numbers are milliseconds of processor time, the median of several events. A decision that takes
-longer than the limit is stopped, and its cell says so.
+longer than the limit is stopped, and its cell shows it.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ class Swarm:
             self.state, _ = decide(self.state, event, self.now_s)
             return (time.process_time() - begin_s) * 1e3
 
-    def hear_of_all(self) -> None:
-        """Let all members be heard just now, so that no tick dismisses them."""
+    def set_heartbeats(self) -> None:
+        """Set the last heartbeat of all members to now, so that no tick dismisses them."""
         members = {p: replace(m, heard_at_s=self.now_s) for p, m in self.state.members.items()}
         self.state = replace(self.state, members=MappingProxyType(members))
 
@@ -197,8 +197,8 @@ class Swarm:
         """Have all runs that load report their stages, so that each plans its first step."""
         for run in [run for run in self.state.runs.values() if run.phase is RunPhase.LOADING]:
             for peer in run.peers:
-                said = StageReady(run_id=run.run_id, attempt=run.attempt.number)
-                self.decide(PeerSaid(peer, said), 0.001)
+                ready = StageReady(run_id=run.run_id, attempt=run.attempt.number)
+                self.decide(PeerSaid(peer, ready), 0.001)
 
 
 @contextmanager
@@ -242,7 +242,7 @@ def busy_swarm(num_peers: int, num_jobs: int, reason: str, limit_s: float) -> Sw
 def ticks(swarm: Swarm) -> float:
     """Ticks in a swarm at rest, once all runs that have peers train."""
     swarm.begin_training()
-    swarm.hear_of_all()
+    swarm.set_heartbeats()
     swarm.decide(Tick(), TICK_S)
     return median(swarm.decide(Tick(), TICK_S) for _ in range(REPEATS))
 
@@ -262,19 +262,19 @@ def _alive(swarm: Swarm, peer: PeerId) -> PeerAlive:
 
 
 def ready(swarm: Swarm) -> float:
-    """The last StepReady of a step; NaN where nothing trains."""
+    """Measure a step's last StepReady; NaN if no run trains."""
     training = [run for run in swarm.state.runs.values() if run.phase is RunPhase.TRAINING]
     took = []
     for run in training[:REPEATS]:
         for peer in run.peers:
-            said = StepReady(
+            ready = StepReady(
                 run_id=run.run_id,
                 attempt=run.attempt.number,
                 step=StepNumber(run.committed_steps),
                 squared_grad_norm=1.0,
                 compute_s=0.0,
             )
-            last_ms = swarm.decide(PeerSaid(peer, said), 0.001)
+            last_ms = swarm.decide(PeerSaid(peer, ready), 0.001)
         after = swarm.state.runs[run.run_id]
         if after.committed_steps != run.committed_steps + 1:
             raise RuntimeError(f"run {run.run_id}: expected a commit, got phase {after.phase.name}")
@@ -292,10 +292,10 @@ def joins(swarm: Swarm, reason: str) -> tuple[float, float]:
             hello = hello_of(index, blocks=NUM_BLOCKS, layers=LayerRange(0, NUM_BLOCKS))
         took.append(swarm.decide(PeerJoined(hello, Grant()), TICK_S))
         swarm.now_s += 1.5
-        swarm.hear_of_all()
+        swarm.set_heartbeats()
         swarm.decide(Tick(), 0.2)
         swarm.now_s += 0.6
-        swarm.hear_of_all()
+        swarm.set_heartbeats()
         after.append(swarm.decide(Tick(), 0.2))
     return median(took), median(after)
 

@@ -1,9 +1,9 @@
-"""How long a run's events wait for the coordinator while another job is being submitted beside it.
+"""The waits of a run's events while another job is submitted to the coordinator.
 
     python -m benchmarks.coordinator_stalls [--mib N] [--seq-length N] [--step-ms MS] [--json]
 
 Three processes and real gRPC on loopback. One is the coordinator: the real service with a journal
-on the disk, on uvloop, as `swarm-ft coordinator` runs it. In another two peers train: they speak
+on the disk, on uvloop, as `swarm-ft coordinator` runs it. In another two peers train: they use
 the real protocol, and sleep for a step instead of computing it. The third submits N MiB of tokens.
 All is measured for a while before the submission, and then during it:
 
@@ -12,8 +12,8 @@ All is measured for a while before the submission, and then during it:
                  all waits is the coordinator's own doing, on a machine that has others to serve
     journal      a write of records, which the disk has when it returns
     probe        a peer's question for the time, and the answer
-    commit       from the last peer's StepReady until a peer hears the commit
-    plan         from a commit that is heard until the next step's plan and its tokens are
+    commit       from the last peer's StepReady until a peer receives the commit
+    plan         from a received commit until the next step's plan and its tokens are
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Waits = dict[str, list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Of waits, in milliseconds."""
+    """The distribution of waits, in milliseconds."""
 
     count: int
     p50_ms: float
@@ -79,7 +79,7 @@ class Spread:
 
     @classmethod
     def of(cls, waits_s: Iterable[float]) -> Spread:
-        """The spread of some waits, of one at least."""
+        """Compute the spread of at least one wait."""
         waits_ms = 1e3 * np.array(list(waits_s))
         p50, p99 = np.percentile(waits_ms, (50, 99))
         return cls(count=len(waits_ms), p50_ms=p50, p99_ms=p99, max_ms=float(waits_ms.max()))
@@ -87,7 +87,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What was waited for in a while, by kind, and the coordinator's peak memory until its end."""
+    """Waits during a phase, by kind, and the coordinator's peak memory until its end."""
 
     spreads: dict[str, Spread]
     peak_mib: float
@@ -95,7 +95,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was waited for before a submission and during it, by kind.
+    """Waits before a submission and during it, by kind.
 
     Attributes:
         submit_s: that it took, the start of the client's process included.
@@ -118,19 +118,19 @@ async def _measure(
     mib: int, seq_length: int, step_s: float, folder: Path, quiet_s: float
 ) -> Figures:
     context = get_context("spawn")
-    here, there = context.Pipe()
-    coordinator = context.Process(target=_coordinate, args=(str(folder), there))
+    own_end, far_end = context.Pipe()
+    coordinator = context.Process(target=_coordinate, args=(str(folder), far_end))
     coordinator.start()
     client = None
     try:
-        endpoint = await asyncio.to_thread(here.recv)
+        endpoint = await asyncio.to_thread(own_end.recv)
         async with _training(endpoint, seq_length, step_s) as peers:
-            await _phase(here, peers, asyncio.sleep(quiet_s))
-            quiet = await _phase(here, peers, asyncio.sleep(quiet_s))
+            await _phase(own_end, peers, asyncio.sleep(quiet_s))
+            quiet = await _phase(own_end, peers, asyncio.sleep(quiet_s))
             client = context.Process(target=_submit, args=(endpoint, mib, seq_length))
             client.start()
             began_s = time.monotonic()
-            busy = await _phase(here, peers, asyncio.to_thread(client.join, MAX_SUBMIT_S))
+            busy = await _phase(own_end, peers, asyncio.to_thread(client.join, MAX_SUBMIT_S))
             submit_s = time.monotonic() - began_s
         if client.exitcode != 0:
             raise SystemExit("the submission failed; its error stands above")
@@ -145,7 +145,7 @@ async def _measure(
 async def _phase(
     coordinator: Connection, peers: _Peers, until: Coroutine[None, None, None]
 ) -> Phase:
-    """What was waited for meanwhile, there and here."""
+    """Measure the waits of coordinator and peers until a coroutine ends."""
     peers.waits.clear()
     coordinator.send(_END)
     await asyncio.to_thread(coordinator.recv)
@@ -191,8 +191,8 @@ async def _serve(folder: str, pipe: Connection) -> None:
         while True:
             await asyncio.to_thread(pipe.recv)
             pipe.send((waits, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
-            for kept in waits.values():
-                kept.clear()
+            for times in waits.values():
+                times.clear()
 
 
 async def _watch_loop(waits: Waits) -> None:
@@ -220,33 +220,33 @@ class _Peers:
 
 
 class _Peer:
-    """One of them; it does what it is told, and sleeps instead of computing."""
+    """A peer that follows the coordinator's messages and sleeps instead of computing."""
 
     def __init__(self, peers: _Peers, stream: MessageStream[FromPeer, ToPeer]) -> None:
         self._peers = peers
         self._stream = stream
         self._committed_at_s = 0.0
 
-    async def say(self, message: FromPeer) -> None:
-        """Tell the coordinator."""
+    async def send(self, message: FromPeer) -> None:
+        """Send a message to the coordinator."""
         await self._stream.send(message)
 
     async def probe(self) -> None:
-        """Ask for the time again and again; the question says when it was asked."""
+        """Request the time repeatedly; each request holds its own time."""
         while True:
-            await self.say(ClockProbe(round(1e6 * time.monotonic())))
+            await self.send(ClockProbe(round(1e6 * time.monotonic())))
             await asyncio.sleep(PROBE_EVERY_S)
 
     async def work(self, group: asyncio.TaskGroup) -> None:
-        """Obey until the coordinator says no more."""
+        """Follow the coordinator's messages until they end."""
         while (message := await self._stream.receive()) is not None:
-            self._hear(message, group)
+            self._on_message(message, group)
 
-    def _hear(self, message: ToPeer, group: asyncio.TaskGroup) -> None:
+    def _on_message(self, message: ToPeer, group: asyncio.TaskGroup) -> None:
         now_s = time.monotonic()
         match message:
             case Assign(run_id=run_id, attempt=attempt):
-                group.create_task(self.say(StageReady(run_id=run_id, attempt=attempt)))
+                group.create_task(self.send(StageReady(run_id=run_id, attempt=attempt)))
             case PlanStep():
                 if self._committed_at_s:
                     self._peers.note("plan", now_s - self._committed_at_s)
@@ -269,7 +269,7 @@ class _Peer:
             loss_sum=1.0,
         )
         self._peers.ready_at_s[plan.step] = time.monotonic()
-        await self.say(ready)
+        await self.send(ready)
 
 
 @asynccontextmanager
@@ -289,7 +289,7 @@ async def _training(endpoint: str, seq_length: int, step_s: float) -> AsyncItera
                 layers=parse_layers(layers),
                 memory_bytes=1 << 30,
             )
-            await peer.say(hello)
+            await peer.send(hello)
             tasks.append(group.create_task(peer.work(group)))
             tasks.append(group.create_task(peer.probe()))
         spec = _spec(num_samples=4096, seq_length=seq_length, num_steps=1 << 20)

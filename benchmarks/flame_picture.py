@@ -40,20 +40,20 @@ class Call:
     def add(self, stack: Iterable[str], samples: int) -> None:
         """Count a stack, outermost function first."""
         self.samples += samples
-        here = self
+        call = self
         for name in stack:
-            here = here.calls.setdefault(name, Call())
-            here.samples += samples
+            call = call.calls.setdefault(name, Call())
+            call.samples += samples
 
     @property
     def depth(self) -> int:
-        """Of the deepest stack."""
+        """The depth of the deepest stack."""
         return max((1 + call.depth for call in self.calls.values()), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """What is drawn of a function; `left` and `width` are shares of all samples."""
+    """A function's box; `left` and `width` are shares of all samples."""
 
     name: str
     depth: int
@@ -62,7 +62,7 @@ class Box:
 
 
 def read_stacks(lines: Iterable[str]) -> Call:
-    """What py-spy wrote as `raw`: stacks with `;` between frames, then a count."""
+    """Read the `raw` output of py-spy: stacks with `;` between frames, then a count."""
     root = Call()
     for line in lines:
         stack, _, samples = line.rpartition(" ")
@@ -132,7 +132,7 @@ def _draw_graph(axes: Any, graph: Call) -> None:  # noqa: ANN401
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("raw", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("flame.png"))

@@ -1,9 +1,9 @@
-"""How far off forecasts are: peers behind home routers train, and the client's report says both.
+"""The error of forecasts: peers train behind home routers, and the report has both durations.
 
     sudo python -m benchmarks.forecast_error --up-mbps 2,5,20,100
 
 All is real: processes, routers, links of these rates, the model's arithmetic. Each peer has a core.
-Nothing is evaluated: forecasts tell what that takes apart, since part of it fills idle time.
+Nothing is evaluated: forecasts list evaluations apart, since part of them fills idle time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measured(up_mbps: float, options: argparse.Namespace) -> dict[str, Any]:
-    """A client's report."""
+    """Train in a lab and return the client's report."""
     with tempfile.TemporaryDirectory(prefix="forecast-") as name, Internet() as internet:
         folder = Path(name)
         sample = write_demo_input(folder / "sample", seed=1, hidden_size=options.hidden_size)
@@ -61,8 +61,8 @@ def _measured(up_mbps: float, options: argparse.Namespace) -> dict[str, Any]:
                 machine = internet.household(home).machines[0]
                 models = ("--models", sample.model_dir)
                 offer = ("--layers", layers, "--threads", "1", *models)
-                told = ("serve-stage", word, *offer, "--json")
-                swarm.start(f"peer-{number}", machine, told)
+                command = ("serve-stage", word, *offer, "--json")
+                swarm.start(f"peer-{number}", machine, command)
             return _trained(swarm, sample, folder, options)
 
 

@@ -1,4 +1,4 @@
-"""Whether forecasts hold the truth: jobs are drawn, forecast, and trained on a lab's links.
+"""A check of forecasts: jobs are drawn, forecast, and trained over a lab's links.
 
     sudo python -m benchmarks.forecasts --seed 1 --scenarios 20 --json FILE
     sudo python -m benchmarks.forecasts --seed 1 --scenarios 4 --first 8 --json FILE
@@ -166,8 +166,8 @@ def measured(swarm: SwarmDrawn, jobs: Sequence[JobDrawn], run_s: float) -> Itera
         with LabSwarm(folder / "swarm", hub) as members:
             for number in range(swarm.peers):
                 members.peer(f"peer-{number}", lab.host(link), "auto")
-            told = ("--work", str(folder), "--run-s", str(run_s), *members.client_way)
-            command = hub.command(sys.executable, "-m", MODULE, *told)
+            arguments = ("--work", str(folder), "--run-s", str(run_s), *members.client_way)
+            command = hub.command(sys.executable, "-m", MODULE, *arguments)
             with _piped(command, folder / "client.log") as client:
                 for job in jobs:
                     yield _measured_job(client, swarm, job, hub)
@@ -249,8 +249,8 @@ async def _serve_jobs(options: argparse.Namespace) -> None:
 
 async def _trained(swarm: SwarmClient, job: JobDrawn, folder: Path, run_s: float) -> dict[str, Any]:
     other = await _begun_beside(swarm, job, folder) if job.beside else None
-    asked = await read_job(_options(job, folder, LEAST_STEPS), _quiet())
-    spec = await asyncio.to_thread(with_mean_length, asked.spec, asked.samples)
+    job_read = await read_job(_options(job, folder, LEAST_STEPS), _quiet())
+    spec = await asyncio.to_thread(with_mean_length, job_read.spec, job_read.samples)
     placed = placed_forecast(spec, await swarm.place(spec))
     step_s = max(1e-3, placed.seconds / LEAST_STEPS)
     steps = min(MOST_STEPS, max(LEAST_STEPS, round(run_s / step_s)))
@@ -284,8 +284,8 @@ async def _trained(swarm: SwarmClient, job: JobDrawn, folder: Path, run_s: float
 async def _begun_beside(swarm: SwarmClient, job: JobDrawn, folder: Path) -> WatchedRun:
     """Submit a run that outlasts the job, and wait until it has made some steps."""
     options = _options(replace(job, batch_size=8 * job.micro_batch_size), folder, 4000)
-    asked = await read_job(options, _quiet())
-    run = await submit_job(swarm, asked, options, console=Console(quiet=True), forecasts=False)
+    job_read = await read_job(options, _quiet())
+    run = await submit_job(swarm, job_read, options, console=Console(quiet=True), forecasts=False)
     async for event in swarm.watch(run.run_id, lambda _words: None):
         if isinstance(event, StepCommitted) and event.step >= BESIDE_STEPS:
             break
@@ -294,7 +294,7 @@ async def _begun_beside(swarm: SwarmClient, job: JobDrawn, folder: Path) -> Watc
 
 def _options(job: JobDrawn, folder: Path, steps: int) -> JobOptions:
     place = folder / f"sample-{job.number}"
-    given = by_names(
+    named = by_names(
         JobOptions,
         {
             "model": str(place / "model"),
@@ -313,7 +313,7 @@ def _options(job: JobDrawn, folder: Path, steps: int) -> JobOptions:
             "out": str(place / f"out-{time.monotonic_ns()}"),
         },
     )
-    return build(JobOptions, given)
+    return build(JobOptions, named)
 
 
 _quiet = partial(Listener, on_line=lambda _words: None)
@@ -325,9 +325,9 @@ _quiet = partial(Listener, on_line=lambda _words: None)
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the table of all rows, and how many of them are as they should be."""
     lines = [HEAD, *(_line(row) for row in sorted(rows, key=lambda one: one["job"]["number"]))]
-    held = sum(_holds(row) for row in rows)
+    num_right = sum(_holds(row) for row in rows)
     narrow = sum(row["high"] / row["low"] <= NARROW for row in rows)
-    lines += ["", f"in range: {held} of {len(rows)}; at most {NARROW:g} times wide: {narrow}"]
+    lines += ["", f"in range: {num_right} of {len(rows)}; at most {NARROW:g} times wide: {narrow}"]
     return "\n".join(lines) + "\n"
 
 
@@ -345,7 +345,7 @@ def _holds(row: dict[str, Any]) -> bool:
 def _line(row: dict[str, Any]) -> str:
     swarm, job = row["swarm"], row["job"]
     link = f"{swarm['up_mbps']:g} Mbps, {swarm['delay_ms']:g} ms" if swarm["up_mbps"] else "-"
-    beside = [
+    shared = [
         *(["a run"] if job["beside"] else []),
         *(["a busy core"] if job["busy_cores"] else []),
     ]
@@ -357,7 +357,7 @@ def _line(row: dict[str, Any]) -> str:
         f"{job['layers']} x {job['hidden_size']}, {job['seq_length']} tokens, "
         f"{job['batch_size']} by {job['micro_batch_size']}{adapter}",
         job["fw"],
-        ", ".join(beside) or "-",
+        ", ".join(shared) or "-",
         f"{row['load_before']:.1f} to {row['load_after']:.1f}",
         str(row["learned"]),
         f"{row['low']:.3g} to {row['high']:.3g}",

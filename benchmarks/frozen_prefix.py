@@ -1,4 +1,4 @@
-"""What it saves to pass frozen stages once: one run, by peers that keep what these made or do not.
+"""The gain of passing frozen stages once: one run by peers that cache their outputs or do not.
 
     sudo python -m benchmarks.frozen_prefix --up-mbps 25,100
 
@@ -54,15 +54,15 @@ def main() -> None:
         "up Mbps  epoch  samples/s: all again  kept  ratio  below: forwards  MB sent\n"
     )
     for up_mbps in map(float, options.up_mbps.split(",")):
-        again, kept = (_measured(up_mbps, options, keeps=keeps) for keeps in (False, True))
-        for number, (without, one) in enumerate(zip(again[1], kept[1], strict=True), start=1):
+        again, cached = (_measured(up_mbps, options, keeps=keeps) for keeps in (False, True))
+        for number, (without, one) in enumerate(zip(again[1], cached[1], strict=True), start=1):
             speeds = f"{without.samples_per_s:20.2f}  {one.samples_per_s:4.2f}"
             ratio = one.samples_per_s / without.samples_per_s
             work = f"{without.forwards:8d} {one.forwards:4d}"
             sent = f"{without.sent_bytes / 1e6:6.2f} {one.sent_bytes / 1e6:5.2f}"
             sys.stdout.write(f"{up_mbps:7g}  {number:5d}  {speeds}  {ratio:5.2f}  {work}  {sent}\n")
-        losses = "equal to the bit" if again[0] == kept[0] else "DIFFERENT"
-        whole = _mean(kept[1]) / _mean(again[1])
+        losses = "equal to the bit" if again[0] == cached[0] else "DIFFERENT"
+        whole = _mean(cached[1]) / _mean(again[1])
         sys.stdout.write(f"{up_mbps:7g}    all  {whole:.2f} times as fast; losses {losses}\n")
         sys.stdout.flush()
 
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _mean(epochs: Iterable[Epoch]) -> float:
-    """Samples a second of epochs of as many samples each."""
+    """Return the mean samples a second of epochs that have equally many samples."""
     found = [1 / epoch.samples_per_s for epoch in epochs]
     return len(found) / sum(found)
 
@@ -85,7 +85,7 @@ def _mean(epochs: Iterable[Epoch]) -> float:
 def _measured(
     up_mbps: float, options: argparse.Namespace, *, keeps: bool
 ) -> tuple[list[float], list[Epoch]]:
-    """A run's losses and epochs."""
+    """Train in a lab and return the run's losses and epochs."""
     with tempfile.TemporaryDirectory(prefix="frozen-") as name, Lab() as lab:
         folder = Path(name)
         sample = write_demo_input(
@@ -109,13 +109,13 @@ def _trained(
         *("--adapter", "lora", "--train-layers", TRAINED, "--eval-strategy", "no"),
         *("--fw", options.fw, "--bw", options.bw, "--trace", str(trace)),
     ]
-    told = swarm.trained(folder, job)
+    report = swarm.trained(folder, job)
     events = read_events(trace)
-    return told["losses"], [_epoch(events, number) for number in range(EPOCHS)]
+    return report["losses"], [_epoch(events, number) for number in range(EPOCHS)]
 
 
 def _epoch(events: Iterable[Event], number: int) -> Epoch:
-    """What a trace tells of an epoch."""
+    """Measure an epoch from the events of a trace."""
     events = list(events)
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     below = {pid for pid, name in names.items() if any(layers in name for layers in BELOW)}

@@ -98,7 +98,7 @@ Compute = Callable[[], Result]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one way to compute took and gave.
+    """The memory and the results of one way to compute.
 
     Attributes:
         peak_bytes: of tensors that were alive at once beside those from before.

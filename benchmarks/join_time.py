@@ -1,9 +1,9 @@
-"""How long a client takes from its way in to the coordinator's answer, with keys and without.
+"""The time from a client's way in to the coordinator's answer, with keys and without.
 
     sudo python -m benchmarks.join_time --delay-ms 50
 
 Both swarms run side by side on a lab's hosts, and one process joins and leaves each in turn. With
-keys it has to be certified before all else; without, it asks the DHT for the coordinator alone.
+keys it has to be certified before all else; without, it only looks the coordinator up in the DHT.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _measured(options: argparse.Namespace) -> dict[str, list[float]]:
         }
         ways = (json.dumps(swarm.client_way) for swarm in swarms.values())
         arguments = ("--joins", str(options.joins), "--", *ways)
-        told = swarms["TLS"].start("joiner", lab.host(link), arguments, module=JOINER)
-        return dict(zip(swarms, told["seconds"], strict=True))
+        joined = swarms["TLS"].start("joiner", lab.host(link), arguments, module=JOINER)
+        return dict(zip(swarms, joined["seconds"], strict=True))
 
 
 async def _join(ways: Sequence[SwarmAddress], joins: int) -> None:

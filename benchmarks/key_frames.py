@@ -1,4 +1,4 @@
-"""How many frames begin anew because their samples meet other peers than at their last visit.
+"""The share of frames that are key frames because their samples met other peers before.
 
     python -m benchmarks.key_frames [--json]
 
@@ -31,7 +31,7 @@ MICRO_BATCH_SIZES = (1, 4)
 
 
 class Way(StrEnum):
-    """How samples find their peers."""
+    """The rule by which samples find their peers."""
 
     DATA = "order of the data"
     PLACES = "drawn places"
@@ -40,7 +40,7 @@ class Way(StrEnum):
 
 @dataclass(kw_only=True)
 class Peers:
-    """What all peers have: of each buffer, the step that made it."""
+    """The state of all peers: for each buffer, the step that made it."""
 
     buffers: dict[tuple[PeerId, BlockIndex, SampleId], int] = field(default_factory=dict)
     latest: dict[tuple[BlockIndex, SampleId], int] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Peers:
     stale_frames: int = 0
 
     def visit(self, routes: dict[SampleId, tuple[PeerId, ...]], run: Run) -> None:
-        """A step's samples go their way."""
+        """Count the frames of a step whose samples take these routes."""
         boundaries = [BlockIndex(stage.layers.start) for stage in run.stages[1:]]
         for sample, route in routes.items():
             for boundary, ends in zip(boundaries, pairwise(route), strict=True):
@@ -65,7 +65,7 @@ class Peers:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """For every frame after the first epoch.
+    """The rates of frames after the first epoch.
 
     Attributes:
         key_frames: that began anew.
@@ -84,7 +84,7 @@ def measure(
     num_samples: int = NUM_SAMPLES,
     is_replaced: bool = False,
 ) -> Rates:
-    """The rates of one way.
+    """Measure the rates of key and stale frames of one way.
 
     Args:
         sizes: replicas of each stage.
@@ -171,11 +171,11 @@ def _in_order_of_data(run: Run) -> Run:
 
 
 def _with_another(run: Run) -> Run:
-    """A newcomer in the place of a replica of the first stage that is gone."""
-    gone = run.stages[0].peers[-1]
+    """Replace the last replica of the first stage by a newcomer."""
+    removed = run.stages[0].peers[-1]
     return run.with_assignments(
         replace(assignment, peer_id=PeerId("newcomer"))
-        if assignment.peer_id == gone
+        if assignment.peer_id == removed
         else assignment
         for assignment in run.attempt.assignments
     )

@@ -1,4 +1,4 @@
-"""What the ledger of a large run takes: its memory, its start, one commit, one plan, one inventory.
+"""The cost of a large run's ledger: memory, start, one commit, one plan, one inventory.
 
     python -m benchmarks.ledger [--samples N] [--boundaries B] [--replicas R] [--json]
 
@@ -42,7 +42,7 @@ class Figures:
         journal_bytes_per_entry: of the file.
         commit_s: that a commit takes more, journal included.
         plan_s: the microbatches of a step.
-        inventory_s: a peer tells all that it has.
+        inventory_s: a peer reports all of its buffers.
         overview_s: samples buffered at each boundary.
     """
 
@@ -101,11 +101,11 @@ def _use(run: Run, ledger: Ledger, journal: Journal) -> dict[str, float]:
 
     peer, boundary = stages[0].peers[0], ledger.boundaries[0]
     lost = set(first[:10])
-    held = SampleSet.of(SampleId(s) for s in range(train.num_samples) if s not in lost)
+    samples = SampleSet.of(SampleId(s) for s in range(train.num_samples) if s not in lost)
     return {
         "commit_s": _median_s(commit),
         "plan_s": _median_s(lambda: plan_microbatches(train, StepNumber(0), stages, {}, ledger)),
-        "inventory_s": _median_s(lambda: ledger.with_inventory(peer, {boundary: held})),
+        "inventory_s": _median_s(lambda: ledger.with_inventory(peer, {boundary: samples})),
         "overview_s": _median_s(lambda: ledger.buffered(stages)),
     }
 
@@ -169,7 +169,7 @@ def _train(num_samples: int) -> TrainSpec:
 
 
 def _write(run: Run, path: Path) -> None:
-    """As a coordinator that was killed leaves it; the data itself is left out."""
+    """Write the journal of a killed coordinator, without the run's data."""
     journal = Journal(str(path))
     journal.write_run(run.with_ledger(None), bytes(16))
     if run.past.ledger is not None:
@@ -179,7 +179,7 @@ def _write(run: Run, path: Path) -> None:
 
 
 def _with_memory(load: Callable[[], Run]) -> tuple[Run, int]:
-    """What is loaded, and the bytes that it holds afterwards, as Python and numpy count them."""
+    """Load a run and count its bytes, as Python and numpy count them."""
     tracemalloc.start()
     run = load()
     held_bytes, _ = tracemalloc.get_traced_memory()

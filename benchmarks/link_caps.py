@@ -1,4 +1,4 @@
-"""How well a volunteer's caps hold: bytes that pass a capped link in each 10 s, over real TCP.
+"""The exactness of a volunteer's caps: bytes over a capped link in each 10 s, by real TCP.
 
     python -m benchmarks.link_caps [--seconds 30] [--json]
 
@@ -42,7 +42,7 @@ class Counted:
             self._ticks[tick] = self._ticks.get(tick, 0) + num_bytes
 
     def windows_mbps(self) -> list[float]:
-        """Of every 10 s."""
+        """Return the rates in every window of 10 s."""
         last = max(self._ticks, default=0)
         sums = [0, *accumulate(self._ticks.get(tick, 0) for tick in range(last))]
         size = int(WINDOW_S / TICK_S)
@@ -58,7 +58,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def feed(sock: socket.socket) -> None:
-    """As much as it takes, until it is gone."""
+    """Send until the socket is closed."""
     with suppress(OSError):
         while True:
             sock.sendall(bytes(1 << 16))
@@ -72,7 +72,7 @@ def drain(sock: socket.socket, counted: Counted) -> None:
 
 
 async def measured(mbps: float, seconds: float) -> dict[str, float]:
-    """The fullest and the emptiest 10 s each way, as parts of the cap."""
+    """Measure the fullest and the emptiest 10 s each way, as parts of the cap."""
     shape = Shape(up=Gate(MBPS * mbps), down=Gate(MBPS * mbps))
     up, down = Counted(), Counted()
     with ExitStack() as stack:

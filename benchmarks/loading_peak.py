@@ -1,4 +1,4 @@
-"""How much memory a stage takes while it loads or its result is written, against what stays.
+"""A stage's peak memory while it loads or writes its result, against the memory that stays.
 
     python -m benchmarks.loading_peak
     python -m benchmarks.loading_peak --written
@@ -88,13 +88,13 @@ def _row(directory: Path, layers_text: str, *, written: bool) -> str:
 def _spec(checkpoint: Checkpoint, *, adapts: bool) -> RunSpec:
     train = TrainSpec(num_samples=8, num_steps=1, seq_length=32)
     if adapts:
-        adapter, held = Adapter.LORA, BaseDtype.BFLOAT16
-        train = replace(train, adapter=adapter, base_dtype=held, merge=True)
+        adapter, base = Adapter.LORA, BaseDtype.BFLOAT16
+        train = replace(train, adapter=adapter, base_dtype=base, merge=True)
     return with_adapters(checkpoint, RunSpec(model=checkpoint.describe(), train=train))
 
 
 def status_bytes(key: str) -> int:
-    """Bytes, as Linux tells them of this process."""
+    """Return bytes that Linux reports about this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 

@@ -136,7 +136,7 @@ def main() -> None:
 
 
 def _measured(directory: str, stage: str, method: str, options: argparse.Namespace) -> str:
-    """A row's cells, of a process of its own."""
+    """Measure the cells of a row in a process of its own."""
     words = ["--directory", directory, "--stages", stage, "--method", method]
     words += ["--seq-length", str(options.seq_length), "--threads", str(options.threads)]
     words += ["--in-flight", str(options.in_flight)]
@@ -172,15 +172,22 @@ def _row(
     before = status_bytes("VmRSS")
     _train(engine, spec, seq_length, in_flight)
     peak = status_bytes("VmHWM") - before
-    held, microbatch = engine.state_bytes, engine.microbatch_bytes
+    state_bytes, microbatch = engine.state_bytes, engine.microbatch_bytes
     again = replace(spec, train=replace(spec.train, gradient_checkpointing=True))
     found, recomputing = (rehearse_stage(checkpoint, one, layers) for one in (spec, again))
     if found is None or recomputing is None:
         raise SystemExit("its code asks for values")
-    if (found.held, found.microbatch) != (held, microbatch):
-        raise SystemExit(f"held {held}, a microbatch {microbatch}; rehearsed {found}")
+    if (found.held, found.microbatch) != (state_bytes, microbatch):
+        raise SystemExit(f"held {state_bytes}, a microbatch {microbatch}; rehearsed {found}")
     most = found.most(in_flight)
-    values = held, microbatch, recomputing.microbatch, found.temporaries(in_flight), most, peak
+    values = (
+        state_bytes,
+        microbatch,
+        recomputing.microbatch,
+        found.temporaries(in_flight),
+        most,
+        peak,
+    )
     cells = " | ".join(f"{value / MIB:.1f}" for value in values)
     return f"{cells} | {peak / most:.2f}"
 

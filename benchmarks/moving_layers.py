@@ -1,9 +1,9 @@
-"""How fast a run is before one of its peers gets slow, then, and once layers moved away from it.
+"""The speed of a run with a slow peer: before, while slow, and after layers have moved away.
 
     python -m benchmarks.moving_layers
 
 One run: a coordinator, three peers that choose their layers, real gRPC, a small GPT-2 of random
-weights. How fast peers are is said, not measured: each block of a microbatch takes 10 ms of sleep,
+weights. Peers' speeds are stated, not measured: each block of a microbatch takes 10 ms of sleep,
 and at the slow one from a step on five times that. So what counts is the ratio of the three.
 """
 
@@ -42,12 +42,12 @@ class Slow:
     block_s: float = BLOCK_S
 
     def pace(self) -> float:
-        """Of now."""
+        """Return the present seconds of a block."""
         return self.block_s
 
 
 def job(folder: Path) -> tuple[RunSpec, list[bytes]]:
-    """A run, and its samples."""
+    """Make a run and its samples."""
     torch.manual_seed(1)
     config = GPT2Config(
         vocab_size=VOCABULARY, n_positions=TOKENS, n_embd=32, n_layer=NUM_BLOCKS, n_head=2

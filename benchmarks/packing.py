@@ -151,21 +151,21 @@ def _run(
         *(["--packing"] if packing else []),
     ]
     before_s = _cpu_s(swarm)
-    told = swarm.trained(folder, job)
+    report = swarm.trained(folder, job)
     cpu_s = _cpu_s(swarm) - before_s
-    frames = sum(one["key_frames"] + one["delta_frames"] for one in told["bytes"].values())
-    key_frames = sum(one["key_frames"] for one in told["bytes"].values())
+    frames = sum(one["key_frames"] + one["delta_frames"] for one in report["bytes"].values())
+    key_frames = sum(one["key_frames"] for one in report["bytes"].values())
     return Way(
         packing=packing,
         micro_batch_size=size,
         num_samples=num_samples,
         num_tokens=num_tokens,
         longest=max(counts.lengths),
-        seconds=told["seconds"],
-        tokens_per_s=EPOCHS * num_tokens / told["seconds"],
+        seconds=report["seconds"],
+        tokens_per_s=EPOCHS * num_tokens / report["seconds"],
         tokens_per_cpu_s=EPOCHS * num_tokens / cpu_s,
         hit_rate=2 - 2 * key_frames / frames,
-        losses=(told["losses"][0], told["losses"][-1]),
+        losses=(report["losses"][0], report["losses"][-1]),
     )
 
 

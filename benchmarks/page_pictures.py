@@ -54,14 +54,14 @@ async def _draw(folder: Path, out: Path) -> None:
         await tab.look(f"chosen = {own}.run, isChosenByHand = true, shown(state)")
         await tab.until(f"chosenRun().steps >= {LEAVES_AT} && {IS_MEASURED}")
         await tab.until(f"chosenRun().phase === 'training' && !!{own} && {own}.run === chosen")
-        there = set(await tab.look("chosenRun().stages.map(s => s.peer)"))
-        held = [one for one, name in swarm.names.items() if name in there and one != VOLUNTEER]
-        for machine in held:  # so that the step, whose end a leaver waits for, is a long one
+        peers = set(await tab.look("chosenRun().stages.map(s => s.peer)"))
+        hosting = [one for one, name in swarm.names.items() if name in peers and one != VOLUNTEER]
+        for machine in hosting:  # so that the step, whose end a leaver waits for, is a long one
             swarm.signals(machine, signal.SIGSTOP)
         swarm.signals(VOLUNTEER, signal.SIGINT)
         await tab.until(GOES)
         (out / "desktop.png").write_bytes(await tab.picture())
-        for machine in held:
+        for machine in hosting:
             swarm.signals(machine, signal.SIGCONT)
         await swarm.machines[VOLUNTEER].ends()
         await tab.resize(390, 844)
@@ -70,7 +70,7 @@ async def _draw(folder: Path, out: Path) -> None:
 
 
 async def _settled(tab: Tab) -> None:
-    """Until it trains on, and the page was drawn for this screen."""
+    """Wait until it trains again and the page is drawn for this screen."""
     await tab.until(f"chosenRun().phase === 'training' && !{GOES}")
     await tab.look("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 

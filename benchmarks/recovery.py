@@ -6,7 +6,7 @@ A swarm in one process, over gRPC and a DHT on this machine, trains a model that
 time. A peer is killed in the middle of a step, and another comes in its place before the next one
 dies. Times are from the attempt without it, which the coordinator begins as it sees the stream
 break, to that attempt's plan, for which all neighbours have to be connected, and to the next
-commit; how long a step took before the death is told beside it. Calls are those that peers open to
+commit; the duration of a step before the death stands beside it. Calls are those that peers open to
 living peers from the death to the plan. Given another checkout, swarms of both take turns, so that
 whatever else this machine does meets both.
 """
@@ -38,7 +38,7 @@ COUNTED = ("Link", "Boundary", "AllReduce")
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args()
     if options.here:
         with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
@@ -91,7 +91,7 @@ def _in_process(tree: Path, options: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def summary(trials: list[dict[str, Any]]) -> dict[str, float]:
-    """The median of each figure."""
+    """Return the median of each figure."""
     return {key: statistics.median(trial[key] for trial in trials) for key in trials[0]}
 
 
@@ -114,7 +114,7 @@ def _show(document: Mapping[str, Any], names: list[str]) -> None:
 
 
 class CountingTransport:
-    """Says which calls were opened, and where to."""
+    """A transport that records the calls and the endpoints that were opened."""
 
     def __init__(self, inner: Any) -> None:  # noqa: ANN401 - a Transport of any version
         self.opened: list[tuple[str, str]] = []
@@ -135,7 +135,7 @@ class CountingTransport:
 
 
 async def measure(trials: int, batch_size: int, folder: Path) -> list[dict[str, float]]:
-    """So many deaths in one swarm, one after the other."""
+    """Measure so many deaths of a peer in one swarm, one after the other."""
     import torch
 
     from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
@@ -146,8 +146,8 @@ async def measure(trials: int, batch_size: int, folder: Path) -> list[dict[str, 
     transport = CountingTransport(GrpcTransport())
     layers = [f"{i}-{i + 1}" for i in range(NUM_STAGES) for _ in range(NUM_REPLICAS)]
     node = await DhtDirectory.open(DhtOptions())
-    asks = await DhtDirectory.open(DhtOptions(initial_peers=node.addresses, client_mode=True))
-    vars(sys.modules[_local_swarm().__module__])["StaticDirectory"] = lambda *_: asks
+    directory = await DhtDirectory.open(DhtOptions(initial_peers=node.addresses, client_mode=True))
+    vars(sys.modules[_local_swarm().__module__])["StaticDirectory"] = lambda *_: directory
     try:
         async with _local_swarm()(folder, layers, transport=transport) as swarm:
             await swarm.all_joined()
@@ -206,7 +206,7 @@ async def _death(
 
 
 class Course:
-    """What a client sees of a run, as it goes."""
+    """The progress of a run as its client sees it."""
 
     def __init__(self, swarm: Any, run_id: Any) -> None:  # noqa: ANN401 - of any version
         self.swarm = swarm
@@ -227,7 +227,7 @@ class Course:
                 self._changed.notify_all()
 
     async def until(self, is_so: Any) -> float:  # noqa: ANN401 - a condition
-        """When it became so."""
+        """Return the time at which the condition became true."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._watching.done() or is_so())
             if self._watching.done():
@@ -235,7 +235,7 @@ class Course:
             return self._now_s
 
     def peer_with(self, layers: str) -> Any:  # noqa: ANN401 - a name
-        """A peer that hosts these."""
+        """Return the id of the peer that hosts these layers."""
         return next(a.peer_id for a in self._assignments if str(a.layers) == layers)
 
     @property
@@ -244,7 +244,7 @@ class Course:
         return status.assignments if hasattr(status, "assignments") else status.stages
 
     async def quiet(self, num_peers: int) -> float:
-        """Until everybody computes, and has for some steps; how long one takes."""
+        """Wait until all peers have trained for some steps; return the seconds of a step."""
         await self.until(
             lambda: (
                 self.status is not None

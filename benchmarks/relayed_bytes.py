@@ -1,4 +1,4 @@
-"""How much of what volunteers send each other goes over relays, in swarms that are drawn.
+"""The share of volunteers' bytes that relays forward, in swarms that are drawn.
 
     python -m benchmarks.relayed_bytes [--swarms N] [--stages S] [--volunteers V ...] [--json]
 
@@ -53,7 +53,7 @@ ARMS = ("arbitrary", "kinds", "meetings")
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """How many homes of a hundred are of each kind; the others can be punched.
+    """The homes of each kind among a hundred; the others can be punched.
 
     Attributes:
         is_by_router: whether a punch fails for one of the two routers, with whomever, and not for
@@ -78,7 +78,7 @@ MIXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of all swarms of a mix; shares are of 1.
+    """The figures of all swarms of a mix; shares are of 1.
 
     Attributes:
         formed: swarms in which every stage had a peer.
@@ -117,7 +117,7 @@ class Swarm:
         }
 
     def way(self, one: PeerId, other: PeerId) -> Way:
-        """How these two reach each other whenever they meet."""
+        """Return how two members reach each other whenever they meet."""
         kinds = self.kinds[one], self.kinds[other]
         if "open" in kinds:
             return Way.DIRECT
@@ -126,7 +126,7 @@ class Swarm:
         return Way.PUNCHED if may_punch else Way.RELAYED
 
     def introduced(self) -> Connectivity:
-        """What the coordinator knows once all are there."""
+        """Return the connectivity that the coordinator knows once all members have joined."""
         numbers = count()
         meetings = Meetings(
             sign=lambda _: b"ticket",
@@ -147,8 +147,8 @@ class Swarm:
             self._meet(meetings, meetings.on_message(name, measured, (number + 1) * MEETING_S))
         return meetings.known()
 
-    def _meet(self, meetings: Meetings, said: OutgoingMessages) -> None:
-        for name, message in said:
+    def _meet(self, meetings: Meetings, messages: OutgoingMessages) -> None:
+        for name, message in messages:
             if isinstance(message, Meet) and message.is_caller:
                 way = self.way(PeerId(name), PeerId(message.name))
                 linked = Linked(meeting=message.meeting, way=way, took_s=0.1)
@@ -156,7 +156,7 @@ class Swarm:
 
 
 def placed(names: Sequence[PeerId], spec: RunSpec, ways: Connectivity) -> Run:
-    """The run as the coordinator begins it, all volunteers having come in this order."""
+    """Return the run as the coordinator starts it for volunteers that joined in this order."""
     state, now_s = SwarmState(), 0.0
     hellos = [
         PeerHello(peer_id=name, endpoint="198.51.100.1:1", layers=None, memory_bytes=1 << 60)
@@ -172,7 +172,7 @@ def placed(names: Sequence[PeerId], spec: RunSpec, ways: Connectivity) -> Run:
 
 
 def sent_bytes(run: Run, ways: Connectivity) -> Counter[tuple[str, str]]:
-    """What each pair sends each other in the first step, both ways."""
+    """Count the bytes that each pair exchanges in the first step, both ways."""
     train, model = run.spec.train, run.spec.model
     sent: Counter[tuple[str, str]] = Counter()
     for batch in plan_microbatches(train, StepNumber(0), run.stages, {}, None, ways):
@@ -219,7 +219,7 @@ def measure(mix: Mix, spec: RunSpec, volunteers: int, swarms: int) -> Figures:
 
 
 def spec_of(stages: int) -> RunSpec:
-    """As many blocks as stages, together of the size of GPT-2 XL's 48; replicas where more come."""
+    """Describe one block a stage, in all of GPT-2 XL's size; surplus peers become replicas."""
     model = ModelSpec(
         reference="any",
         architecture="gpt2",
@@ -251,7 +251,7 @@ def spec_of(stages: int) -> RunSpec:
 
 
 def lines(figures: Sequence[Figures]) -> Iterator[str]:
-    """A table for people."""
+    """Format the figures as a table for people."""
     arms = "".join(f"{arm:>15}" for arm in ARMS)
     yield f"{'relayed, of bytes (of links)':<44}{'peers':>6}{'formed':>11}{arms}{'ratio':>7}"
     for one in figures:

@@ -1,9 +1,9 @@
-"""What it costs to cut a backward in two, and what a microbatch holds meanwhile.
+"""The cost of a backward pass in two parts, and the memory that a microbatch holds meanwhile.
 
     python -m benchmarks.split_backward --layers 4 --hidden 256 --seq-length 128
 
 Computes some microbatches in flight with two copies of a stage in the middle of a GPT-2, one with
-plain autograd and one whose weights' gradients come after all backwards, by turns, and says the
+plain autograd and one whose weights' gradients come after all backwards, by turns, and prints the
 medians of the processor's time. Then a third one holds them, after their forwards and after their
 backwards, and the process's resident memory is set beside what the stage counts.
 """
@@ -33,7 +33,7 @@ WARM_UP = 3
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ def _times(options: argparse.Namespace) -> dict[str, float]:
 
 def _memory(options: argparse.Namespace) -> dict[str, float]:
     """MiB that a microbatch holds, as counted and as the system sees it."""
-    stage, held, mib = _stage(options), MicrobatchMemory(), 1 << 20
+    stage, memory, mib = _stage(options), MicrobatchMemory(), 1 << 20
     linears = DeferredLinears(stage)
     _forward(stage, _input(options), options).sum().backward()
     _complete(linears.take())  # there are gradients now
@@ -82,7 +82,7 @@ def _memory(options: argparse.Namespace) -> dict[str, float]:
     outputs = []
     for _ in range(options.in_flight):
         x = _input(options)
-        with held.measuring(x, but=stage) as storages:
+        with memory.measuring(x, but=stage) as storages:
             outputs.append(_forward(stage, x, options))
             storages.add(outputs[-1])
     after_forward = (_resident_bytes() - begin) / options.in_flight
@@ -93,7 +93,7 @@ def _memory(options: argparse.Namespace) -> dict[str, float]:
     after_backward = (_resident_bytes() - begin) / options.in_flight
     left = Storages.of(tensor for product in products[0] for tensor in product.tensors)
     figures = {
-        "counted_after_forward_mib": held.most,
+        "counted_after_forward_mib": memory.most,
         "resident_after_forward_mib": after_forward,
         "counted_after_backward_mib": left.num_bytes,
         "resident_after_backward_mib": after_backward,
@@ -106,7 +106,7 @@ def _stage(options: argparse.Namespace) -> StageModule:
 
 
 def middle_stage(layers: int, hidden: int, seq_length: int, *, num_heads: int) -> StageModule:
-    """So many blocks of a GPT-2, neither its first nor its last, of random weights on the CPU."""
+    """Make blocks of a GPT-2 in its middle, with random weights, on the CPU."""
     sizes = {"n_embd": hidden, "n_head": num_heads, "n_positions": seq_length}
     config = GPT2Config(n_layer=layers + 2, vocab_size=64, bos_token_id=0, eos_token_id=0, **sizes)
     stage = StageModule(config, LayerRange(1, 1 + layers))

@@ -58,7 +58,7 @@ class Way:
 
 
 class StepPicture:
-    """What is drawn of one step; peers from top to bottom by their layers.
+    """A picture of one step, with peers from top to bottom by their layers.
 
     Args:
         events: of a trace.
@@ -146,7 +146,7 @@ def _draw_way(axes: Any, way: Way) -> None:  # noqa: ANN401
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trace", type=Path)
     parser.add_argument("--step", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Where time went, in numbers: each lane of each peer, and each way over a boundary, in a trace.
+"""The distribution of time in a trace: each lane of each peer, and each way over a boundary.
 
     python -m benchmarks.trace_totals TRACE [--from-step N]
 
@@ -58,7 +58,7 @@ class WayTotal:
 
 
 def ways(events: Iterable[Event], *, from_step: int = 0) -> list[WayTotal]:
-    """What was on its way between peers; frames of which an end is missing are left out."""
+    """Total the frames on their way between peers; leave out frames without both ends."""
     shown = [e for e in events if e["ph"] == "X" and e["args"]["step"] >= from_step]
     ends = {name: _by_frame(shown, name) for name in ("send", "receive")}
     found: dict[tuple[int, str], list[tuple[int, int, int]]] = {}
@@ -82,7 +82,7 @@ def ways(events: Iterable[Event], *, from_step: int = 0) -> list[WayTotal]:
 
 
 def _by_frame(slices: Iterable[Event], name: str) -> dict[tuple[Any, ...], Event]:
-    """The slices of a name by boundary, direction, step, microbatch and sample."""
+    """Index the slices of a name by boundary, direction, step, microbatch and sample."""
     key = ("boundary", "direction", "step", "microbatch", "sample")
     named = (event for event in slices if event["name"] == name)
     return {tuple(event["args"][part] for part in key): event for event in named}
@@ -98,7 +98,7 @@ def _covered_us(spans: Iterable[tuple[int, int, int]]) -> int:
 
 
 def totals(events: Iterable[Event], *, from_step: int = 0) -> list[LaneTotal]:
-    """The totals of a trace's events, peers and lanes in the order of the trace."""
+    """Total a trace's events; peers and lanes keep the order of the trace."""
     peers: dict[int, str] = {}
     lanes: dict[tuple[int, int], str] = {}
     slices: dict[tuple[int, int, str], list[Event]] = {}
@@ -130,7 +130,7 @@ def _sum_us(slices: Iterable[Event]) -> int:
 
 
 def read_events(path: Path) -> list[Event]:
-    """A trace's events; its last bracket is missing if whoever wrote it was killed."""
+    """Read a trace's events, without the last bracket too, as after a killed process."""
     text = path.read_text(encoding="utf-8").rstrip().rstrip(",")
     events: list[Event] = json.loads(text if text.endswith("]") else text + "]")
     return events
@@ -148,7 +148,7 @@ def way_table(found: Iterable[WayTotal]) -> Iterator[str]:
 
 
 def tables(found: Iterable[LaneTotal]) -> Iterator[str]:
-    """A table for each peer, line by line."""
+    """Format a table for each peer, line by line."""
     head = f"{'total':>9}{'share':>8}{'slices':>8}{'mean':>11}{'bytes':>13}"
     for peer, own in groupby(found, key=lambda total: total.peer):
         yield f"{peer:<46}{head}"
@@ -161,7 +161,7 @@ def tables(found: Iterable[LaneTotal]) -> Iterator[str]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trace", type=Path)
     parser.add_argument("--from-step", type=int, default=0, help="leave out steps before it")

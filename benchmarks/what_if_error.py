@@ -1,9 +1,9 @@
-"""How far off `swarm-ft replay --what-if` is: what it foretells of a cap, and what comes of it.
+"""The error of `swarm-ft replay --what-if` about a cap, against the run with that cap.
 
     python -m benchmarks.what_if_error --up-mbps 0.5,1,2,4
 
 Two peers train, with nothing between them but loopback; all are processes, as in `benchmarks.day`.
-Of what the coordinator recorded of that, `--what-if` says how long a step of the same run takes
+From the coordinator's recording `--what-if` computes how long a step of the same run takes
 if the first peer has an uplink of so many Mbps. Then it gets that (`--upload-mbps`), and the run is
 made again. Both figures are means of steps: of those that were simulated, and of the second half.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.day.__main__ import opened
-from benchmarks.day.processes import said
+from benchmarks.day.processes import run_command
 from benchmarks.day.swarm import Swarm
 
 STEPS = 24
@@ -41,33 +41,33 @@ def main() -> None:
 async def _compare(folder: Path, rates: list[float]) -> None:
     async with opened(Swarm(folder, STEPS, is_quiet=True)) as swarm:
         free_s = await _step_s(swarm, FREE)
-        foretold = [await _foretold_s(swarm, rate) for rate in rates]
+        forecasts = [await _forecast_s(swarm, rate) for rate in rates]
         sys.stdout.write("up Mbps  foretold s a step  measured  ratio\n")
-        for rate, foretold_s in zip(rates, foretold, strict=True):
+        for rate, forecast_s in zip(rates, forecasts, strict=True):
             await swarm.leaves(PEER)
             await swarm.comes(PEER, LAYERS, "--upload-mbps", rate)
             found_s = await _step_s(swarm, CAPPED)
-            numbers = f"{foretold_s:18.2f}  {found_s:8.2f}  {found_s / foretold_s:5.2f}"
+            numbers = f"{forecast_s:18.2f}  {found_s:8.2f}  {found_s / forecast_s:5.2f}"
             sys.stdout.write(f"{rate:7g}  {numbers}\n")
             sys.stdout.flush()
         sys.stdout.write(f"without a cap a step took {free_s:.2f} s\n")
 
 
 async def _step_s(swarm: Swarm, owner: str) -> float:
-    """How long one of the second half of a run's steps takes, in the mean."""
+    """Return the mean seconds of a step in the second half of a run."""
     sizes = ("--batch-size", 4, "--micro-batch-size", 1, "--max-eval-samples", 1)
     client = await swarm.trains(owner, *sizes, "--eval-steps", STEPS)
     await client.ends(timeout_s=60.0 * STEPS)
-    told = await said(f"losses-{owner}", swarm.home(owner), "losses", *swarm.way)
-    seconds = [one["seconds"] for one in told if "seconds" in one]
+    losses = await run_command(f"losses-{owner}", swarm.home(owner), "losses", *swarm.way)
+    seconds = [one["seconds"] for one in losses if "seconds" in one]
     return fmean(seconds[-STEPS // 2 :])
 
 
-async def _foretold_s(swarm: Swarm, rate: float) -> float:
+async def _forecast_s(swarm: Swarm, rate: float) -> float:
     home, name = swarm.home("coordinator"), swarm.names[PEER]
     what_if = ("--what-if", f"peer {name}: {rate:g} Mbps up", "--at", STEPS // 2)
-    (told,) = await said("replay", home, "replay", JOURNAL, *what_if)
-    return float(told["changed"]["step_s"])
+    (forecast,) = await run_command("replay", home, "replay", JOURNAL, *what_if)
+    return float(forecast["changed"]["step_s"])
 
 
 if __name__ == "__main__":

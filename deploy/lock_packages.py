@@ -65,7 +65,7 @@ def pinned(text: str) -> list[list[str]]:
 
 
 def _taken_here(pins: list[str]) -> dict[str, str]:
-    """By normal name, the SHA-256 of the file that pip takes on this machine."""
+    """Return the SHA-256 of the file that pip takes on this machine, by normalised name."""
     with tempfile.TemporaryDirectory() as name:
         report = Path(name) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps"]
@@ -92,7 +92,7 @@ def _locked(pin: str, here: dict[str, str]) -> Iterator[str]:
 
 
 def _published(name: str, version: str) -> Iterator[str]:
-    """Of the files that the index has of a version, for the systems that are thought of."""
+    """Yield the hashes of a version's files on the index, for the supported systems."""
     url = f"{PyPI.simple_url}/{canonicalize_name(name)}/"
     request = urllib.request.Request(url, headers={"Accept": FORMAT})
     with urllib.request.urlopen(request) as answer:

@@ -21,7 +21,7 @@ _COMPOSED = "its checkpoints are of a text model and others; expected one of the
 
 
 def with_tables(page: str) -> str:
-    """The page with its tables as they should be.
+    """Return the page with its tables written anew.
 
     Raises:
         ValueError: it has not the lines around them.

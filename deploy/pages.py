@@ -6,7 +6,7 @@ END = "<!-- end -->\n"
 
 
 def with_part(page: str, begin: str, part: str) -> str:
-    """The page with that part as it should be.
+    """Return the page with that part replaced.
 
     Args:
         page: the whole of it.

@@ -47,7 +47,7 @@ class Tab:
                 return found
 
     async def look(self, script: str) -> Any:
-        """What an expression of the page's own script is."""
+        """Evaluate an expression in the page's own script."""
         found = await self.ask(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -103,7 +103,7 @@ class Tab:
         await self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
     async def picture(self) -> bytes:
-        """What is seen, as PNG."""
+        """Return the visible page as PNG."""
         found = await self.ask("Page.captureScreenshot", format="png")
         return base64.b64decode(found["data"])
 

@@ -30,7 +30,7 @@ TIMEOUT_S = 20.0
 
 
 class Ways(logging.Handler):
-    """Which way this process reached whom last, as it says itself."""
+    """A handler that records this process's last ways to others from its own log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class End:
         self._members[name] = transport
 
     async def ask(self, caller: str, callee: str) -> dict[str, str]:
-        """What becomes of a call."""
+        """Return the outcome of a call."""
         self._ways.found.clear()
         answer = {"code": "", "says": ""}
         channel = self._members[caller].connect("", callee)
@@ -94,7 +94,7 @@ class End:
 
 
 async def main() -> None:
-    """As the command line says, until killed."""
+    """Run with the arguments of the command line, until killed."""
     folder, hub, address, *members = sys.argv[1:]
     end = End(Path(folder), hub, address)
     for one in members:

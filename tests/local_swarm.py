@@ -304,7 +304,7 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 
 def cpu_engine(spec: RunSpec, layers: LayerRange) -> Engine:
-    """What peers compute with."""
+    """Make the engine that peers compute with."""
     checkpoint = opened(spec)
     return StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)
 

@@ -41,7 +41,7 @@ PORT = 7000
 
 
 def credentials_in(folder: Path, name: str) -> Credentials:
-    """Of whom the test made these files for."""
+    """Read the credentials of the member whose files the test made."""
     certificate, authority = (
         from_pem((folder / f"{one}.pem").read_bytes()) for one in (name, "authority")
     )
@@ -115,7 +115,7 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    """As the command line says."""
+    """Run with the arguments of the command line."""
     role, folder, *given = sys.argv[1:]
     if role in {"hub", "bare"}:
         asyncio.run(hub(Path(folder), *given, has_relay=role == "hub"))

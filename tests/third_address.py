@@ -70,7 +70,7 @@ NAMES = (
 
 
 def third_endpoints(port: int, coordinator: str) -> list[str]:
-    """Where somebody else is, in all ways to write it."""
+    """Return a third machine's address, in all ways to write it."""
     hosts = [coordinator, *PUBLIC, *PRIVATE, *SPECIAL, *NAMES]
     return [f"{host}:{port}" for host in hosts] + [f"[{host}]:{port}" for host in IPV6]
 
@@ -115,7 +115,7 @@ class Third:
 
 
 class Door:
-    """Where the hostile member may be dialled: shows that an attempt got as far as dialling."""
+    """A port of the hostile member's, which shows that an attempt got as far as dialling."""
 
     def __init__(self, host: str) -> None:
         self._sock = bound_at(host)
@@ -190,7 +190,7 @@ class World:
     dialled: Counter[str] = field(default_factory=Counter)
 
     async def has_relays(self, number: int) -> None:
-        """Until the coordinator knows so many relays."""
+        """Wait until the coordinator knows so many relays."""
         async with self.changed, asyncio.timeout(TIMEOUT_S):
             await self.changed.wait_for(lambda: len(self.introductions.relays.present) == number)
 
@@ -224,7 +224,7 @@ def linked(number: bytes) -> bytes:
 
 
 def forged_seen(number: bytes, address: str) -> bytes:
-    """What a member of before version 8 said: field 3 with the meeting and the address."""
+    """Encode the message of a member before version 8: field 3 with the meeting and the address."""
     told = address.encode()
     body = b"\n" + bytes([len(number)]) + number + b"\x12" + bytes([len(told)]) + told
     return SEEN_FIELD + bytes([len(body)]) + body
@@ -452,7 +452,7 @@ class LyingRelay:
 
 @asynccontextmanager
 async def proxy(host: str, coordinator: str) -> AsyncIterator[str]:
-    """Where a connection leads to the coordinator, which sees it come from this host."""
+    """Run a proxy to the coordinator, which sees connections come from this host."""
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, _, port = coordinator.rpartition(":")
@@ -555,7 +555,7 @@ Attempt = Callable[[], Coroutine[Any, Any, None]]
 
 
 def own_relay(world: World, endpoints: list[str]) -> Iterator[Attempt]:
-    """What a peer's or a client's key is good for."""
+    """Attack with the key of a peer or a client."""
     number = 0
     for endpoint in endpoints:
         for way in ("announce", "announce_later", "be_called", "forge_seen", *legs_from(endpoint)):
@@ -576,7 +576,7 @@ def legs_from(endpoint: str) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """As the command line says."""
+    """Run with the arguments of the command line."""
     sys.stdout.write(json.dumps(asyncio.run(attacked(sys.argv[1]))) + "\n")
 
 

@@ -90,7 +90,7 @@ class Town:
             raise AssertionError(f"no step {step}: {json.dumps(self.said(), indent=1)}") from None
 
     def said(self) -> Mapping[str, list[str]]:
-        """By everybody, on standard error."""
+        """Return everybody's standard error."""
         return {name: process.err for name, process in self.running.items()}
 
     def start_coordinator(self) -> None:
@@ -100,12 +100,12 @@ class Town:
         self.running["public"] = self._shells["public"].up("coordinator", *listening)
 
     def kill_coordinator(self) -> None:
-        """With the relay that is beside it."""
+        """Kill the coordinator with the relay beside it."""
         self.running["public"].signal(signal.SIGKILL)
         self.running["public"].ends()
 
     def kill_relay(self) -> None:
-        """In the middle of a step, with links over it; the peers are relayed anew then."""
+        """Kill the relay in the middle of a step, with links over it; wait for new ones."""
         relay = self.running.pop("relay")
         before = self._times_relayed()
         with self._held("peer-0", "mid-backward"):
@@ -120,7 +120,7 @@ class Town:
 
     @contextmanager
     def _held(self, name: str, point: str) -> Iterator[None]:
-        """While this process waits at this point, which it soon comes to."""
+        """Hold this process at a fail point, which it soon reaches."""
         self._orders(name).write_text(f"hold {point} 1", encoding="utf-8")
         reached = reached_file(self._orders(name))
         self._wait_until(reached.exists)
@@ -135,7 +135,7 @@ class Town:
             time.sleep(POLL_S)
 
     def _times_relayed(self) -> int:
-        """How often one peer came to reach the other over a relay."""
+        """Count the times at which one peer reached the other over a relay."""
         peers = [self.running[f"peer-{i}"] for i in range(len(self.peers))]
         return sum("relayed, after" in line for peer in peers for line in peer.err)
 
@@ -173,7 +173,7 @@ class Town:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What happens in the midst of a job.
+    """A disturbance in the midst of a job.
 
     Attributes:
         part: tenths of the run that are done by then.

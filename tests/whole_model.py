@@ -1,4 +1,4 @@
-"""What a result is worth by transformers and peft alone, in one process."""
+"""The quality of a result by transformers and peft alone, in one process."""
 
 from __future__ import annotations
 

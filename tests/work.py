@@ -1,4 +1,4 @@
-"""How much work something is, alike on every machine and whatever else it does."""
+"""A measure of work that is alike on every machine and under any load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a swarm learns CoLA: a model is pre-trained here, and fine-tuned in two ways.
+"""A test that a swarm learns CoLA: a model is pre-trained, then fine-tuned in two ways.
 
     nice -n 19 python -m benchmarks.cola --wikitext DIR --cola DIR
 
@@ -41,14 +41,16 @@ def main() -> None:
 
 
 def _compare(data: Data, folder: Path, tuning: Tuning) -> None:
-    _tell(f"transformers, seed {tuning.seed}", *by_transformers(data, tuning))
+    _print_score(f"transformers, seed {tuning.seed}", *by_transformers(data, tuning))
     for codecs in CODECS:
         out = folder / f"swarm-{tuning.seed}-{CODECS.index(codecs)}"
         found = by_swarm(data, out, tuning, codecs.split())
-        _tell(f"swarm {codecs}, seed {tuning.seed}", found["loss"], found["matthews_correlation"])
+        _print_score(
+            f"swarm {codecs}, seed {tuning.seed}", found["loss"], found["matthews_correlation"]
+        )
         tuned = AutoModelForSequenceClassification.from_pretrained(out).eval()
         own = judged(tuned, AutoTokenizer.from_pretrained(out), read(data.dev))
-        _tell("  its result, by transformers", *own)
+        _print_score("  its result, by transformers", *own)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tell(what: str, loss: float, score: float) -> None:
+def _print_score(what: str, loss: float, score: float) -> None:
     sys.stdout.write(f"{what}: loss {loss:.3f}, Matthews' correlation {score:.3f}\n")
     sys.stdout.flush()
 

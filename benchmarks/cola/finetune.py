@@ -39,7 +39,7 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Where a pre-trained model lies, and CoLA's files."""
+    """The directory of a pre-trained model, and CoLA's files."""
 
     model: Path
     train: Path
@@ -60,15 +60,15 @@ def read(path: Path) -> list[Sentence]:
     return [Sentence(row[3], int(row[1])) for row in rows]
 
 
-def matthews(told: Sequence[int], there: Sequence[int]) -> float:
-    """Matthews' correlation, which is Pearson's of two classes; 0 if all are told alike."""
-    if len(set(told)) < 2:
+def matthews(predictions: Sequence[int], labels: Sequence[int]) -> float:
+    """Matthews' correlation, which is Pearson's of two classes; 0 if all get one class."""
+    if len(set(predictions)) < 2:
         return 0.0
-    return float(np.corrcoef(told, there)[0, 1])
+    return float(np.corrcoef(predictions, labels)[0, 1])
 
 
 def by_swarm(data: Data, out: Path, tuning: Tuning, more: Sequence[str]) -> dict[str, float]:
-    """What the swarm itself says of the held-out sentences: coordinator and stages as processes.
+    """Train with a swarm of processes and return its evaluation of the held-out sentences.
 
     Raises:
         CalledProcessError: it failed.

@@ -29,7 +29,7 @@ NO_TARGET = -100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How large, and how long."""
+    """The sizes of the model and the length of its pre-training."""
 
     vocabulary: int = 4000
     hidden_size: int = 192

@@ -1,1 +1,1 @@
-"""Ten minutes of a swarm by a script, and what of it is told; see `__main__`."""
+"""A scripted ten minutes of a swarm, and the reports about it; see `__main__`."""

@@ -4,9 +4,9 @@
 
 Coordinator, peers and clients are processes, links have keys and caps. First both owners train
 quietly, on machines of their own alone; then they do so again, side by side, while three volunteers
-do what `script` says. All of that has to be told by `swarm-ft events` and `status`, on the page and
+act by `script`. All of that must be reported by `swarm-ft events` and `status`, on the page and
 in the metrics; no run may go back, and all losses have to be those of the quiet runs, to the last
-bit. What was done, and what was told of it, is printed as a table. Exit code 1: not all was so.
+bit. A table lists the deeds and the reports about them. Exit code 1: a report was wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Reports = dict[str, dict[str, Any]]
 
 
 def main() -> None:
-    """Have the day, and say how it was."""
+    """Run the day and print its results."""
     options = _parser().parse_args()
     with ExitStack() as stack:
         folder = options.keep or Path(
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def day(folder: Path, steps: int) -> tuple[str, list[str]]:
-    """The table and the sums below it, and what was not as it should be."""
+    """Run the day; return its table with the sums below, and the problems found."""
     quiet = await quietly(folder / "quiet", steps)
     async with opened(Swarm(folder / "day", steps)) as swarm, observed(swarm) as seen:
         began_s = time.time()
@@ -70,7 +70,7 @@ async def day(folder: Path, steps: int) -> tuple[str, list[str]]:
         left = [name for name, machine in swarm.machines.items() if machine.is_alive]
         deeds += [await done(Cue(1.0, name, Act.LEAVES), swarm, seen, steps) for name in left]
         took_s = time.time() - began_s
-        await all_told(seen)
+        await all_reported(seen)
     reports = {owner: swarm.report(owner) for owner in OWNERS}
     wrong = [*problems(deeds, seen), *unlike(quiet, reports)]
     sums = _sums(reports, seen, took_s, is_like=not wrong)
@@ -78,7 +78,7 @@ async def day(folder: Path, steps: int) -> tuple[str, list[str]]:
 
 
 async def quietly(folder: Path, steps: int) -> Reports:
-    """What the owners' runs come to where nothing happens."""
+    """Run the owners' jobs in a quiet swarm and return their reports."""
     async with opened(Swarm(folder, steps, is_quiet=True)) as swarm:
         for owner in OWNERS:
             await (await swarm.trains(owner)).ends(timeout_s=60.0 * steps)
@@ -87,7 +87,7 @@ async def quietly(folder: Path, steps: int) -> Reports:
 
 @asynccontextmanager
 async def opened(swarm: Swarm) -> AsyncIterator[Swarm]:
-    """A swarm as long as the context lasts."""
+    """Open a swarm that closes with the context."""
     try:
         await swarm.open()
         yield swarm
@@ -124,7 +124,7 @@ async def done(cue: Cue, swarm: Swarm, seen: Observed, steps: int) -> Deed:
 
 
 def steps_of(seen: Observed) -> tuple[int, ...]:
-    """Of both owners' runs; the first owner asked, and sees which is its own."""
+    """Return the steps of both owners' runs; the first owner's status shows which is its own."""
     runs = sorted(seen.newest.get("runs", ()), key=lambda run: not run["own"])
     steps = tuple(run["steps"] for run in runs)
     return (*steps, *[0] * (len(OWNERS) - len(steps)))
@@ -138,15 +138,15 @@ def is_gone(seen: Observed, peer: str, since_s: float) -> bool:
     )
 
 
-async def all_told(seen: Observed) -> None:
-    """Wait until what was told last in one way is told in all."""
+async def all_reported(seen: Observed) -> None:
+    """Wait until the last event of each way has arrived in all."""
     newest, num_samples = seen.newest.get("next_event", 0), (len(seen.page), len(seen.status))
     await seen.until(
         lambda now: bool(
             now.events
             and now.newest["next_event"] >= newest
             and now.events[-1]["serial"] + 1 >= now.newest["next_event"]
-            and {event["serial"] for event in now.page_events} >= now.told.keys()
+            and {event["serial"] for event in now.page_events} >= now.events_by_serial.keys()
             and sum(now.counts.values()) == len(now.events)
             and len(now.page) > num_samples[0] + 2
             and len(now.status) > num_samples[1] + 2

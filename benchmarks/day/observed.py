@@ -1,4 +1,4 @@
-"""What is told of a swarm at work: by `events`, by `status`, on the page, as metrics."""
+"""Reports about a swarm at work: events, status, the page, and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.day.processes import Command, said
+from benchmarks.day.processes import Command, run_command
 from benchmarks.day.swarm import OWNERS, Swarm
 from swarm_ft.page.guard import HEADER
 
@@ -34,15 +34,15 @@ class Observed:
     """All of it, in the order in which it came.
 
     Attributes:
-        told: of `swarm-ft events --follow --json`, by serial numbers; an owner is told the words
-            about its own run alone.
-        page_events: that the page was told.
+        events_by_serial: of `swarm-ft events --follow --json`; an owner gets texts about its own
+            run only.
+        page_events: that the page received.
         page: what it showed, once a second.
         status: of `swarm-ft status --watch --json`; `newest` is the last.
         counts: of each kind of event, as the metrics had them last.
     """
 
-    told: dict[int, Document] = field(default_factory=dict)
+    events_by_serial: dict[int, Document] = field(default_factory=dict)
     page_events: list[Document] = field(default_factory=list)
     page: list[Sample] = field(default_factory=list)
     status: list[Sample] = field(default_factory=list)
@@ -52,43 +52,43 @@ class Observed:
 
     @property
     def events(self) -> list[Document]:
-        """In their order."""
-        return [self.told[serial] for serial in sorted(self.told)]
+        """The events in their order."""
+        return [self.events_by_serial[serial] for serial in sorted(self.events_by_serial)]
 
     async def until(self, is_so: Callable[[Observed], bool]) -> None:
-        """Wait for it; asked whenever something came."""
+        """Wait for a condition, which is evaluated whenever something arrives."""
         async with self.changed:
             await self.changed.wait_for(lambda: is_so(self))
 
-    async def _came(self) -> None:
+    async def _notify(self) -> None:
         async with self.changed:
             self.changed.notify_all()
 
     async def follow_events(self, command: Command) -> None:
-        """From the first one on."""
+        """Follow all events from the first one."""
         async for event in command.documents():
-            known = self.told.get(event["serial"])
+            known = self.events_by_serial.get(event["serial"])
             if known is None or event["words"]:
-                self.told[event["serial"]] = event
-            await self._came()
+                self.events_by_serial[event["serial"]] = event
+            await self._notify()
 
     async def follow_status(self, command: Command) -> None:
         """Once a second."""
         async for document in command.documents():
             self.newest = document
             self.status.append(sample_of(document))
-            await self._came()
+            await self._notify()
 
     async def follow_page(self, session: aiohttp.ClientSession, address: str) -> None:
-        """As a browser does that was given the address."""
+        """Follow the page as a browser does that opens the address."""
         origin, _, token = address.partition("/?token=")
         async with session.post(f"{origin}/session", data=json.dumps({"token": token})) as got:
             got.raise_for_status()
             headers = {HEADER: (await got.json())["session"]}
-        async with session.get(f"{origin}/live", headers=headers) as told:
-            told.raise_for_status()
+        async with session.get(f"{origin}/live", headers=headers) as response:
+            response.raise_for_status()
             kind = ""
-            async for line in told.content:
+            async for line in response.content:
                 name, _, text = line.decode().rstrip("\n").partition(": ")
                 if name == "event":
                     kind = text
@@ -96,34 +96,34 @@ class Observed:
                     self.page_events.append(json.loads(text))
                 elif name == "data":
                     self.page.append(sample_of(json.loads(text)))
-                    await self._came()
+                    await self._notify()
 
     async def follow_metrics(self, session: aiohttp.ClientSession, address: str) -> None:
-        """As Prometheus does."""
+        """Poll the metrics as Prometheus does."""
         while True:
             async with session.get(address) as got:
                 families = text_string_to_metric_families(await got.text())
             events = next(f for f in families if f.name == "swarm_ft_events")
             self.counts = {s.labels["kind"]: round(s.value) for s in events.samples}
-            await self._came()
+            await self._notify()
             await asyncio.sleep(PERIOD_S)
 
 
 def sample_of(document: Document) -> Sample:
-    """Who is there, of what `status --json` tells, and the page too."""
+    """Read a document of `status --json` or of the page: its peers and their idle reasons."""
     return Sample(time.time(), {peer["peer"]: peer["idle"] for peer in document["peers"]})
 
 
 @asynccontextmanager
 async def observed(swarm: Swarm) -> AsyncIterator[Observed]:
-    """What is told as long as the context lasts.
+    """Observe status, events, page and metrics until the context ends.
 
     Raises:
-        SystemExit: somebody tells no more.
+        SystemExit: one of the reports ended.
     """
     found = Observed()
-    for owner in OWNERS:  # who asks twice at once, for the first time, would have two keys
-        await said("hello", swarm.home(owner), "status", *swarm.way)
+    for owner in OWNERS:  # two first commands at once would make two keys
+        await run_command("hello", swarm.home(owner), "status", *swarm.way)
     watch, follow = ("status", "--watch"), ("events", "--follow", "--since", 1)
     status = await Command.start("status", swarm.home(OWNERS[0]), *watch, "--json", *swarm.way)
     events = [

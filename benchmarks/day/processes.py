@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 
 class Command:
-    """One that runs; what it prints is read as it is asked for, its log lies in a file.
+    """A running command; its output is read on demand, its log is a file.
 
     Args:
         name: of its log.
@@ -49,17 +49,17 @@ class Command:
         return cls(name, process)
 
     async def documents(self) -> AsyncIterator[Document]:
-        """What it prints with `--json`, a line each, until it ends."""
+        """Yield the documents that it prints with `--json`, one a line, until it ends."""
         if self._process.stdout is not None:
             async for line in self._process.stdout:
                 if line.startswith(b"{"):
                     yield json.loads(line)
 
     async def first_words(self) -> Document:
-        """What it prints first.
+        """Return the first document that it prints.
 
         Raises:
-            SystemExit: it ended, or said nothing in time.
+            SystemExit: it ended, or printed nothing in time.
         """
         async with asyncio.timeout(START_S):
             async for words in self.documents():
@@ -77,20 +77,20 @@ class Command:
             self._process.send_signal(number)
 
     async def ends(self, timeout_s: float = END_S) -> list[Document]:
-        """What it prints yet, once it ended well.
+        """Wait for its end and return the documents that it printed until then.
 
         Raises:
             SystemExit: it did not end well.
         """
         async with asyncio.timeout(timeout_s):
-            told = [document async for document in self.documents()]
+            documents = [document async for document in self.documents()]
             code = await self._process.wait()
         if code:
             raise SystemExit(f"{self.name} ended with exit code {code}; its log tells why")
-        return told
+        return documents
 
     async def leaves(self) -> list[Document]:
-        """Ctrl-C, and what it says to that."""
+        """Send Ctrl-C and return the documents that it prints then."""
         self.send(signal.SIGINT)
         return await self.ends()
 
@@ -105,6 +105,6 @@ def _log(home: Path, name: str) -> IO[bytes]:
     return (home / f"{name}.log").open("ab")
 
 
-async def said(name: str, home: Path, *words: object) -> list[Document]:
-    """What a command prints that ends by itself, with `--json`."""
+async def run_command(name: str, home: Path, *words: object) -> list[Document]:
+    """Run a command with `--json` to its end and return the documents that it printed."""
     return await (await Command.start(name, home, *words, "--json")).ends()

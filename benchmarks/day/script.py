@@ -1,4 +1,4 @@
-"""What is done in the ten minutes, and by which events each of it is to be told. Pure."""
+"""The deeds of the ten minutes, and the events that must report each of them. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN_WORDS = {
     Act.FREEZES: "hangs: `kill -STOP`",
     Act.THAWS: "goes on: `kill -CONT`",
 }
-TOLD_AS: dict[Act, tuple[str, ...]] = {
+REPORTED_AS: dict[Act, tuple[str, ...]] = {
     Act.COMES: ("peer-joined",),
     Act.PAUSES: ("peer-paused",),
     Act.RESUMES: ("peer-resumed",),
@@ -41,7 +41,7 @@ TOLD_AS: dict[Act, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """When something is done: as soon as both runs have made this part of their steps."""
+    """The time of a deed: both runs have made this part of their steps."""
 
     part: float
     machine: str

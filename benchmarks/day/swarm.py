@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from benchmarks.day.processes import Command, said
+from benchmarks.day.processes import Command, run_command
 from swarm_ft.client.demo_input import DemoInput, write_demo_input
 
 OWNERS = ("ann", "ben")
@@ -56,7 +56,7 @@ class Swarm:
             port = server.getsockname()[1]
         place = ("--address", f"127.0.0.1:{port}", "--uses", 100)
         words = {
-            role: (await said("invite", home, "invite", "--role", role, *place))[0]["invite"]
+            role: (await run_command("invite", home, "invite", "--role", role, *place))[0]["invite"]
             for role in ("peer", "client")
         }
         self._peer_word, self.way = words["peer"], ("--invite", words["client"])
@@ -64,8 +64,8 @@ class Swarm:
         self._coordinator = await Command.start(
             "coordinator", home, "coordinator", "--port", port, *http, "--json"
         )
-        told = await self._coordinator.first_words()
-        self.page, self.metrics = told["page"], f"http://{told['metrics']}/metrics"
+        greeting = await self._coordinator.first_words()
+        self.page, self.metrics = greeting["page"], f"http://{greeting['metrics']}/metrics"
         await asyncio.gather(
             *(self.comes(f"owner-{i + 1}", layers) for i, layers in enumerate(self._own_layers))
         )
@@ -78,7 +78,7 @@ class Swarm:
                 await command.kill()
 
     def home(self, name: str) -> Path:
-        """Of an owner or a machine."""
+        """Return the directory of an owner or a machine."""
         return self._folder / name
 
     # ---- owners
@@ -104,7 +104,7 @@ class Swarm:
         return client
 
     def report(self, owner: str) -> dict[str, Any]:
-        """Of its run, once that is over."""
+        """Read the report of an owner's run after its end."""
         text = (self.home(owner) / "report.json").read_text(encoding="utf-8")
         report: dict[str, Any] = json.loads(text)
         return report
@@ -112,7 +112,7 @@ class Swarm:
     # ---- machines
 
     async def comes(self, name: str, layers: str = "auto", *others: object) -> None:
-        """A machine joins, or comes back.
+        """Let a machine join, or join again.
 
         Args:
             name: here.
@@ -120,38 +120,38 @@ class Swarm:
             others: options of `serve-stage`, in the place of those here.
         """
         models = ("--models", self._sample.model_dir)
-        lent = ("--layers", layers, "--threads", 1, *models, *self._caps, *others)
+        resources = ("--layers", layers, "--threads", 1, *models, *self._caps, *others)
         home = ("--buffer-dir", self.home(name) / "peer")
         self.machines[name] = await Command.start(
-            name, self.home(name), "serve-stage", self._peer_word, *lent, *home, "--json"
+            name, self.home(name), "serve-stage", self._peer_word, *resources, *home, "--json"
         )
         self.names[name] = (await self.machines[name].first_words())["peer"]
 
     async def pauses(self, name: str) -> None:
-        """By its volunteer's command, which waits until it is so."""
-        await self._ask(name, "pause")
+        """Pause a peer by its volunteer's command and wait until it has paused."""
+        await self._control(name, "pause")
 
     async def resumes(self, name: str) -> None:
-        """So too."""
-        await self._ask(name, "resume")
+        """Resume a peer by its volunteer's command and wait until it has resumed."""
+        await self._control(name, "resume")
 
     async def leaves(self, name: str) -> None:
         """Ctrl-C, and it goes when it may."""
         await self.machines[name].leaves()
 
     async def fails(self, name: str) -> None:
-        """Without a word."""
+        """Kill a machine without notice."""
         await self.machines[name].kill()
 
     def signals(self, name: str, number: signal.Signals) -> None:
         """Freeze it, or let it go on."""
         self.machines[name].send(number)
 
-    async def _ask(self, name: str, verb: str) -> None:
+    async def _control(self, name: str, verb: str) -> None:
         home = ("--buffer-dir", self.home(name) / "peer")
-        await said(f"{name}-{verb}", self.home(name), "peer", verb, *home)
+        await run_command(f"{name}-{verb}", self.home(name), "peer", verb, *home)
 
 
 def make_sample(folder: Path) -> DemoInput:
-    """The model and its text: written anew, the same each time."""
+    """Write the model and its text; they are the same each time."""
     return write_demo_input(folder / "input", seed=1, num_layers=4, hidden_size=64, vocab_size=300)

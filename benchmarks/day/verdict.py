@@ -1,4 +1,4 @@
-"""Whether all that was done was told, everywhere, and did no harm; and the day as a table. Pure."""
+"""A check that every deed was reported everywhere and did no harm, and the day's table. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.day.observed import Observed, Sample
-from benchmarks.day.script import IN_WORDS, TOLD_AS, Act
+from benchmarks.day.script import IN_WORDS, REPORTED_AS, Act
 
 CLOCKS_S = 1.0
 """That what is told is of before it was seen to be done, at most."""
@@ -35,10 +35,10 @@ class Deed:
     steps: tuple[int, ...]
 
 
-def told_of(deed: Deed, events: Sequence[Document]) -> list[Document]:
-    """The first event of each kind that is due, about this machine, from the deed on."""
+def events_of(deed: Deed, events: Sequence[Document]) -> list[Document]:
+    """Return the first event of each kind that this deed must cause on its machine."""
     found = []
-    for kind in TOLD_AS[deed.act]:
+    for kind in REPORTED_AS[deed.act]:
         due = (
             event
             for event in events
@@ -51,16 +51,16 @@ def told_of(deed: Deed, events: Sequence[Document]) -> list[Document]:
 
 
 def problems(deeds: Sequence[Deed], seen: Observed) -> Iterator[str]:
-    """What is not as it should be, in words."""
+    """Yield the differences from what the deeds must cause, as texts."""
     for deed in deeds:
-        whose = f"{deed.machine} {deed.act.value}"
+        subject = f"{deed.machine} {deed.act.value}"
         for name, events in (("events", seen.events), ("the page", seen.page_events)):
-            told = {event["kind"] for event in told_of(deed, events)}
-            for kind in set(TOLD_AS[deed.act]) - told:
-                yield f"{whose}: no {kind} in {name}"
+            kinds = {event["kind"] for event in events_of(deed, events)}
+            for kind in set(REPORTED_AS[deed.act]) - kinds:
+                yield f"{subject}: no {kind} in {name}"
         for name, samples in (("the page", seen.page), ("status", seen.status)):
             if not is_shown(deed, samples):
-                yield f"{whose}: {name} does not show it"
+                yield f"{subject}: {name} does not show it"
     yield from _differences(seen)
     for event in seen.events:
         if event["kind"] in ("went-back", "failed"):
@@ -68,7 +68,7 @@ def problems(deeds: Sequence[Deed], seen: Observed) -> Iterator[str]:
 
 
 def _differences(seen: Observed) -> Iterator[str]:
-    """Between what is told in three ways."""
+    """Yield the differences between three ways of reporting."""
     on_page = {event["serial"] for event in seen.page_events}
     for event in seen.events:
         if event["serial"] not in on_page:
@@ -97,7 +97,7 @@ def is_shown(deed: Deed, samples: Sequence[Sample]) -> bool:
 
 
 def unlike(quiet: Mapping[str, Document], disturbed: Mapping[str, Document]) -> Iterator[str]:
-    """How reports of owners' runs differ from those of quiet ones, in words."""
+    """Yield the differences between reports of owners' runs and of quiet runs, as texts."""
     for owner, report in disturbed.items():
         if report["went_back"]:
             yield f"{owner}'s run went back: {report['went_back']}"
@@ -112,15 +112,15 @@ def unlike(quiet: Mapping[str, Document], disturbed: Mapping[str, Document]) -> 
 def as_markdown(
     deeds: Sequence[Deed], seen: Observed, owners: Sequence[str], began_s: float
 ) -> str:
-    """A row a deed: when, what, and what was told of it."""
+    """Format a row for each deed: its time, the deed, and the events about it."""
     names = {deed.peer: deed.machine for deed in deeds}
     steps = " | ".join(f"{owner}'s step" for owner in owners)
     rows = [f"| at | {steps} | what was done | what `events`, the page and the metrics had |"]
     rows += ["|" + " --- |" * (len(owners) + 3)]
     for deed in deeds:
-        told = "; ".join(_in_short(event, names) for event in told_of(deed, seen.events))
+        cell = "; ".join(_in_short(event, names) for event in events_of(deed, seen.events))
         at, done = _clock(deed.unix_s - began_s), f"{deed.machine} {IN_WORDS[deed.act]}"
-        rows.append(f"| {at} | {' | '.join(map(str, deed.steps))} | {done} | {told} |")
+        rows.append(f"| {at} | {' | '.join(map(str, deed.steps))} | {done} | {cell} |")
     return "\n".join(rows) + "\n"
 
 
@@ -137,7 +137,7 @@ def _clock(seconds: float) -> str:
 
 
 def counts_in_words(seen: Observed) -> str:
-    """How many events of each kind there were."""
+    """Count the events of each kind, as a text."""
     counted = Counter(event["kind"] for event in seen.events)
     listed = ", ".join(f"{count} {kind}" for kind, count in counted.most_common())
     return f"{len(seen.events)} events: {listed}"

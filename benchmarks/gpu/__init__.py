@@ -1,8 +1,8 @@
-"""Everything that a GPU can tell about this project, by one command, in parts of minutes.
+"""All checks and measurements that need a GPU, by one command, in parts of minutes.
 
-    make gpu                             # all parts, most telling first
+    make gpu                             # all parts, the most important first
     make gpu ARGS="--part codec"         # one of them
     make gpu ARGS="--rehearse"           # the same on a CPU, with small shapes
 
-`runner` runs each part in a process of its own and cuts it off; `report` keeps what it said.
+`runner` runs each part in a process of its own and cuts it off; `report` stores its results.
 """

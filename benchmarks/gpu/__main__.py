@@ -19,7 +19,7 @@ from benchmarks.gpu.runner import run_all
 
 
 def main() -> int:
-    """Do what the options say; 1 if a part did not come to its end, or found something wrong."""
+    """Run the command; return 1 if a part did not end, or found something wrong."""
     options = _parser().parse_args()
     parts = options.part or list(PARTS)
     report = Report(machine_words(rehearse=options.rehearse))
@@ -28,8 +28,8 @@ def main() -> int:
     def changed() -> None:
         report.write(path)
         part = report.parts[-1]
-        said = f"{part.name}: {len(part.rows)} rows, {part.how} {part.why}"
-        sys.stderr.write(f"{said.rstrip()}\n")
+        line = f"{part.name}: {len(part.rows)} rows, {part.how} {part.why}"
+        sys.stderr.write(f"{line.rstrip()}\n")
 
     signal.signal(signal.SIGTERM, _leave)
     try:
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def machine_words(*, rehearse: bool) -> dict[str, Value]:
-    """What this ran on; asks torch where it is."""
+    """Describe the machine; load torch, if it is installed, to describe the GPU."""
     words: dict[str, Value] = {
         "rehearsal": rehearse,
         "python": platform.python_version(),

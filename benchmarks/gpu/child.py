@@ -1,9 +1,9 @@
 """One part in a process of its own: `python -m benchmarks.gpu.child PART SECONDS SCENE`.
 
-SCENE is what there is to say of it beside the time, as JSON.
+SCENE is its configuration apart from the time, as JSON.
 
 Prints each row as a line of JSON as soon as it is known; whatever else is printed goes to standard
-error. The last line says that it is done, or why not.
+error. The last line reports the end, or the reason of a failure.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from benchmarks.gpu.parts import BY_NAME, END, SPARE_S, SPARE_SHARE, Scene
 
 
 def main() -> int:
-    """Do what the arguments say."""
-    name, told = sys.argv[1], json.loads(sys.argv[3])
-    seconds, rehearse = float(sys.argv[2]), told["rehearse"]
+    """Run the command."""
+    name, settings = sys.argv[1], json.loads(sys.argv[3])
+    seconds, rehearse = float(sys.argv[2]), settings["rehearse"]
     if not torch.cuda.is_available():
         # Read as Triton, which nothing has imported yet, declares its own functions.
         os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -39,21 +39,21 @@ def main() -> int:
     scene = Scene(
         end_s=time.monotonic() + seconds,
         spare_s=0.0 if rehearse else min(SPARE_S, SPARE_SHARE * seconds),
-        **told,
+        **settings,
     )
 
-    def say(row: dict[str, Any]) -> None:
+    def write_row(row: dict[str, Any]) -> None:
         out.write(json.dumps(row) + "\n")
         out.flush()
 
     try:
         for row in BY_NAME[name].rows(scene):
-            say(dict(row))
+            write_row(dict(row))
     except Exception as error:  # noqa: BLE001 - whatever it is, the others are to run
         traceback.print_exc()
-        say({END: f"{type(error).__name__}: {error}"[:2000]})
+        write_row({END: f"{type(error).__name__}: {error}"[:2000]})
         return 1
-    say({END: ""})
+    write_row({END: ""})
     return 0
 
 

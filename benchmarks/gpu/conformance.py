@@ -31,16 +31,16 @@ from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.kernels.cpu import NumbaKernels
 from swarm_ft.codec.kernels.reference import ReferenceKernels
+from swarm_ft.codec.spec import CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 VECTORS = Path(__file__).parents[2] / "tests" / "conformance" / "codec_vectors.json"
 CPU = torch.device("cpu")
 T = TypeVar("T")
 SHAPES = ((9, 20), (1, 1), (130, 3), (1, 4097), (33, 1601), (1023, 130), (128, 96))
 REHEARSED_SHAPES = SHAPES[:2]
-REHEARSED_CODECS = ("q3t", "aq4", "hq2", "aq2+z", "top10", "aqtop20", "q4+ef21", "aqk0.5")
+REHEARSED_CODECS = ("q3t", "aq4", "q2", "aq2+z", "top10", "aqtop20", "q4+ef21", "aqk0.5")
 MOST_WORSE, MOST_WORSE_OF_FEW = 1.02, 1.1
 """Of an encoder's error, beside the reference's; where values are few, a scale is of fewer still.
 """
@@ -61,19 +61,19 @@ class Place:
     has_codecs: bool = True
 
     def call(self, kernel: str, args: Sequence[object]) -> object:
-        """What a kernel returns."""
+        """Call a kernel on this device and return its result on the CPU."""
         return _moved(getattr(self.kernels, kernel)(*(_moved(a, self.device) for a in args)), CPU)
 
     def codec(self, spec: CodecSpec) -> Codec:
-        """As a stage there has it."""
+        """Make the codec as a stage on this device does."""
         return from_spec(spec, self.kernels if self.device == CPU else None)
 
     def encoded(self, spec: CodecSpec, x: Tensor, base: Tensor | None) -> EncodedTensor:
-        """A tensor that lies here."""
+        """Encode a tensor on this device."""
         return self.codec(spec).encode(x.to(self.device), _moved(base, self.device))
 
     def sent(self, spec: CodecSpec, x: Tensor, base: Tensor | None) -> tuple[EncodedTensor, Tensor]:
-        """The same, and what a sender takes for its value."""
+        """Encode a tensor and return also the value that its sender assumes."""
         here = x.to(self.device), _moved(base, self.device)
         encoded, value = self.codec(spec).encode_and_decode(*here)
         return encoded, value.cpu()
@@ -81,10 +81,10 @@ class Place:
     def decoded(
         self, encoded: EncodedTensor, base: Tensor | None, basis: Basis | None = None
     ) -> Tensor:
-        """Here, and along a basis if it names one."""
+        """Decode a tensor on this device, along a basis if it names one."""
         codec = self.codec(encoded.codec)
         if isinstance(codec, DirectionalCodec):
-            codec = codec.with_basis(basis)
+            codec = codec.with_side_info(basis)
         return codec.decode(encoded, _moved(base, self.device), device=self.device).cpu()
 
 
@@ -115,7 +115,7 @@ class Tally:
         self.first = self.first or trouble
 
     def row(self) -> Row:
-        """For the report."""
+        """Return the row of the report."""
         return {
             "table": self.table,
             "what": self.name,
@@ -129,14 +129,14 @@ class Tally:
 
 
 def rows(scene: Scene) -> Iterator[Row]:
-    """Of each kernel, each codec and stored buffers, in whatever order they are done."""
+    """Yield the results of kernels, codecs and stored buffers as they are done."""
     if left_out := interpreter_trouble():
         yield {"table": "trouble", "what": "triton, interpreted", "first": left_out}
     yield from done_in_processes(_tasks(few=scene.rehearse), scene)
 
 
 def _tasks(*, few: bool) -> list[Task]:
-    """What takes longest comes first: Triton compiles a kernel for each kind of call."""
+    """Order the tasks, the longest first: Triton compiles a kernel for each kind of call."""
     kernels = [
         Task(f"{kernel}, {name}", partial(_kernel_rows, kernel, name, few=few))
         for name, group in groups(few=few).items()
@@ -145,7 +145,7 @@ def _tasks(*, few: bool) -> list[Task]:
     slow, quick = list[Task](), list[Task]()
     for spec in _codecs(few=few):
         task = Task(str(spec), partial(_codec_rows, spec, few=few))
-        (slow if spec.entropy or spec.has_basis else quick).append(task)
+        (slow if spec.entropy or spec.has_side_info else quick).append(task)
     return [*slow, *kernels, *quick, Task("stored buffers", _stored_rows)]
 
 
@@ -179,7 +179,7 @@ MOST_JUDGED = 2000
 
 
 def judge_of(x: Tensor) -> Place:
-    """To which codecs are held: Numba for large tensors, whose kernels are held to plain torch."""
+    """Choose the reference: plain torch, or for large tensors Numba, which plain torch tests."""
     return REFERENCE if x.numel() <= MOST_JUDGED else LOOPS
 
 
@@ -202,7 +202,7 @@ def _kernel_trouble(case: Case, place: Place, expected: object) -> str:
 
 
 def tried(check: Callable[..., str], *args: object) -> str:
-    """What a check found, or the error that it ended with."""
+    """Return a check's finding, or the error that ended it."""
     try:
         return check(*args)
     except Exception as error:  # noqa: BLE001 - whatever a kernel does is to be told
@@ -253,7 +253,7 @@ def _vectors(spec: CodecSpec, place: Place, shapes: Sequence[tuple[int, int]]) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What the reference makes of a tensor, once for all places.
+    """The reference's results for a tensor, the same for all places.
 
     Attributes:
         base: None if the codec takes none.
@@ -269,7 +269,7 @@ class Expected:
 
     @classmethod
     def of(cls, spec: CodecSpec, shape: tuple[int, int], seed: int, flips: int) -> Expected:
-        """Of a tensor that is drawn."""
+        """Compute the reference's results for a drawn tensor."""
         x, base = sample(shape, 2 * seed), sample(shape, 2 * seed + 1)
         used = base if spec.is_delta else None
         judge = judge_of(x)
@@ -289,7 +289,7 @@ def _vector_trouble(row: dict[str, Any], encoded: EncodedTensor, place: Place) -
 
 
 def _encoder_trouble(spec: CodecSpec, place: Place, expected: Expected) -> str:
-    """What it encodes is decoded alike here and by the reference, and no worse than its own."""
+    """Check that both sides decode its output alike, and no worse than the reference's output."""
     x, base = expected.x, expected.base
     encoded, value = place.sent(spec, x, base)
     y = judge_of(x).decoded(encoded, base)
@@ -319,7 +319,7 @@ def _hostile_trouble(
 
 
 def verdict(place: Place, encoded: EncodedTensor, base: Tensor | None) -> Tensor | BadFrame:
-    """What bytes of a stranger come to."""
+    """Decode bytes of a stranger and return the tensor or the refusal."""
     try:
         return place.decoded(encoded, base)
     except BadFrame as error:
@@ -327,7 +327,7 @@ def verdict(place: Place, encoded: EncodedTensor, base: Tensor | None) -> Tensor
 
 
 def damaged(encoded: EncodedTensor, seed: int, flips: int) -> Iterator[EncodedTensor]:
-    """The same as a stranger might send it."""
+    """Yield damaged versions of a tensor, as a stranger might send them."""
     generator, payload = torch.Generator().manual_seed(seed), encoded.payload
     for _ in range(flips):
         bit = int(torch.randint(0, 8 * len(payload), (), generator=generator))
@@ -348,7 +348,7 @@ def _with(encoded: EncodedTensor, payload: bytes) -> EncodedTensor:
 
 
 def _stored_rows() -> list[Row]:
-    """What both ends pack and unpack by themselves: by what a stage on that device does."""
+    """Compare the buffers that a stage on each device packs and unpacks with the CPU's."""
     found = []
     for place, bits in product((p for p in places() if p.has_codecs), (16, 8, 4)):
         found.append(tally := Tally("stored buffers", f"{bits} bits", place))
@@ -373,7 +373,7 @@ def _stored_trouble(x: Tensor, bits: int, device: torch.device, expected: bytes)
 
 
 def written_sample(shape: tuple[int, int], seed: int) -> Tensor:
-    """As `tests/conformance/test_codec_vectors.py` made them."""
+    """Draw a tensor as `tests/conformance/test_codec_vectors.py` does."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator)
     return x * torch.exp2(torch.randn(shape[1], generator=generator).round())
@@ -383,12 +383,12 @@ sample = written_sample
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """To the bit: 0 is not -0."""
+    """Compare bits: 0 is not -0."""
     return torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
 
 
 def _moved(x: T, device: torch.device) -> T:
-    """The same with all its tensors there."""
+    """Return the same value with all its tensors on the device."""
     moved: Any = x
     if isinstance(x, Tensor):
         moved = x.to(device)

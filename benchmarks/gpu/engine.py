@@ -1,4 +1,4 @@
-"""What a stage's microbatch waits for: calls that wait, copies, and how busy the GPU is meanwhile.
+"""The waits of a stage's microbatch: blocking calls, copies, and the GPU's use meanwhile.
 
 One stage in the middle of a model has steps as a peer has them: frames are decoded and encoded in
 codec threads by a peer's own coders, with buffers and digests; there is no network, and neighbours'
@@ -27,14 +27,14 @@ from benchmarks.gpu.report import Row, Value, ratio
 from benchmarks.gpu.stages import checkpoint_of, device_here, gpt2, llama, spec_of
 from swarm_ft.buffers import BufferStore
 from swarm_ft.codec.base import CPU
-from swarm_ft.codec.basis import Basis
 from swarm_ft.codec.kernels import coding_device
+from swarm_ft.codec.side_info import SideInfo
+from swarm_ft.codec.spec import Direction
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
-from swarm_ft.peer.boundary.bases import Bases
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
+from swarm_ft.peer.boundary.side_info import SideInfoStore
 from swarm_ft.peer.node import NUM_CODEC_THREADS
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.device import begin_codec_thread
@@ -65,7 +65,7 @@ CALLS = (
 MILLI = 1e3
 RUN = RunId("gpu")
 T = TypeVar("T")
-Sent = tuple[Frame, Basis | None]
+Sent = tuple[Frame, SideInfo | None]
 
 
 @dataclass
@@ -93,11 +93,11 @@ def rows(scene: Scene) -> Iterator[Row]:
             )
             engine.load()
             alone_s = computing_alone_s(engine, spec)
-            said: dict[str, Value] = {"model": name}
+            cells: dict[str, Value] = {"model": name}
             for codecs, device in setups():
                 changed = replace(spec, train=replace(spec.train, **CODECS[codecs]))
                 with Stage(engine, changed, device) as stage:
-                    words = {**said, "codecs": codecs, "coded on": device.type}
+                    words = {**cells, "codecs": codecs, "coded on": device.type}
                     yield from _rows(stage, words, alone_s)
                 if scene.left_s < 0:
                     return
@@ -108,10 +108,10 @@ def setups() -> Iterator[tuple[str, torch.device]]:
 
     What compiles for the CPU takes longer than all else.
     """
-    here = coding_device(device_here())
+    device = coding_device(device_here())
     for codecs in CODECS:
-        yield codecs, here
-    if here != CPU:
+        yield codecs, device
+    if device != CPU:
         yield DEFAULT, CPU
 
 
@@ -131,24 +131,29 @@ class Ends:
     """This stage's end of a boundary and the neighbour's, whose frames are made beforehand."""
 
     def __init__(self, spec: RunSpec, block: int, device: torch.device) -> None:
-        self._stores, self._bases = (BufferStore(), BufferStore()), (Bases(), Bases())
+        self._stores, self._bases = (
+            (BufferStore(), BufferStore()),
+            (SideInfoStore(), SideInfoStore()),
+        )
         boundary = BlockIndex(block)
         self.own, self.other = (
-            FrameCoder(spec, run_id=RUN, boundary=boundary, store=store, bases=bases, device=device)
+            FrameCoder(
+                spec, run_id=RUN, boundary=boundary, store=store, side_info=bases, device=device
+            )
             for store, bases in zip(self._stores, self._bases, strict=True)
         )
 
     def sent(self, step: int, way: Direction, tensors: Sequence[Tensor]) -> list[Sent]:
-        """The neighbour's frames of a step, with what they are coded along."""
+        """Encode the neighbour's frames of a step, each with its basis."""
         return [self._sent(key(step, number, way), x) for number, x in enumerate(tensors)]
 
     def _sent(self, name: FrameKey, x: Tensor) -> Sent:
         frame = self.other.encode(name, x)
-        basis = self.other.basis_of(frame) if frame.tensor.codec.has_basis else None
-        return frame, None if basis is None else self.own.read_basis(basis.data)
+        basis = self.other.side_info_of(frame) if frame.tensor.codec.has_side_info else None
+        return frame, None if basis is None else self.own.read_side_info(basis.data)
 
     def commit(self, step: int) -> None:
-        """The step counts."""
+        """Commit the step at both ends."""
         for store, bases in zip(self._stores, self._bases, strict=True):
             store.commit(StepNumber(step))
             bases.commit()
@@ -175,7 +180,7 @@ class Stage:
         self._pool.shutdown()
 
     def step(self, step: int, spent: Spent, around: Callable[[], Any] | None = None) -> float:
-        """A step, and what it took in seconds; what neighbours sent is made before.
+        """Run a step and return its seconds, without the work of the neighbours.
 
         Args:
             step: the first is 0.
@@ -184,35 +189,35 @@ class Stage:
         """
         moved = [0.1 * x for x in some_tensors(self.spec, 2 + step, 1.0)]
         inputs = [x + change for x, change in zip(self._inputs, moved, strict=True)]
-        came = self._above.sent(step, Direction.FORWARD, inputs)
+        received = self._above.sent(step, Direction.FORWARD, inputs)
         returned = self._below.sent(step, Direction.BACKWARD, self._gradients)
         began_s = time.perf_counter()
         if around is None:
-            self._step(step, came, returned, spent)
+            self._step(step, received, returned, spent)
         else:
             with around():
-                self._step(step, came, returned, spent)
+                self._step(step, received, returned, spent)
         taken_s = time.perf_counter() - began_s
         self._above.commit(step)
         self._below.commit(step)
         return taken_s
 
-    def _step(self, step: int, came: list[Sent], returned: list[Sent], spent: Spent) -> None:
-        """Forwards ahead, then by turns, weights at the end."""
-        engine, asked = self.engine, Ahead(self._pool)
+    def _step(self, step: int, received: list[Sent], returned: list[Sent], spent: Spent) -> None:
+        """Run forward passes ahead, then alternate both passes, then the passes for weights."""
+        engine, ahead = self.engine, Ahead(self._pool)
         engine.begin_step(StepNumber(step), MICROBATCHES * self.spec.train.seq_length)
         encoded: list[Future[Frame]] = []
         for number in range(MICROBATCHES + IN_FLIGHT):
             index, done = MicrobatchIndex(number), MicrobatchIndex(number - IN_FLIGHT)
-            asked.decode(self._above.own, came[: number + AHEAD])
-            asked.decode(self._below.own, returned[: max(0, done + AHEAD)])
+            ahead.decode(self._above.own, received[: number + AHEAD])
+            ahead.decode(self._below.own, returned[: max(0, done + AHEAD)])
             if number < MICROBATCHES:
-                x = spent.timed("waits for an input", partial(asked.take, self._above.own))
+                x = spent.timed("waits for an input", partial(ahead.take, self._above.own))
                 output = spent.timed("forward", partial(engine.forward, index, x[None]))
                 name = key(step, number, Direction.FORWARD)
                 encoded.append(self._pool.submit(self._below.own.encode, name, output[0]))
             if done >= 0:
-                gradient = spent.timed("waits for a gradient", partial(asked.take, self._below.own))
+                gradient = spent.timed("waits for a gradient", partial(ahead.take, self._below.own))
                 left = spent.timed("backward", partial(engine.backward, done, gradient[None]))
                 if left is not None:
                     name = key(step, done, Direction.BACKWARD)
@@ -227,22 +232,22 @@ class Ahead:
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
-        self._asked: dict[FrameCoder, list[Future[Tensor | Refusal]]] = defaultdict(list)
+        self._pending: dict[FrameCoder, list[Future[Tensor | Refusal]]] = defaultdict(list)
         self._taken: dict[FrameCoder, int] = defaultdict(int)
 
     def decode(self, coder: FrameCoder, frames: Sequence[Sent]) -> None:
         """Have all of these decoded soon."""
-        asked = self._asked[coder]
-        for frame, basis in frames[len(asked) :]:
-            asked.append(self._pool.submit(coder.decode, frame, basis))
+        pending = self._pending[coder]
+        for frame, basis in frames[len(pending) :]:
+            pending.append(self._pool.submit(coder.decode, frame, basis))
 
     def take(self, coder: FrameCoder) -> Tensor:
-        """The next one's value.
+        """Return the value of the next frame.
 
         Raises:
             RuntimeError: the coder refused it.
         """
-        value = self._asked[coder][self._taken[coder]].result()
+        value = self._pending[coder][self._taken[coder]].result()
         self._taken[coder] += 1
         if isinstance(value, Refusal):
             raise RuntimeError(value.reason)
@@ -270,7 +275,7 @@ def computing_alone_s(engine: StageEngine, spec: RunSpec) -> float:
 
 
 def apply(engine: StageEngine) -> None:
-    """The optimizer's step, to its end."""
+    """Run the optimizer's step and wait for its end."""
     engine.squared_grad_norm()
     engine.apply(1.0, 1e-4)
     if torch.cuda.is_available():
@@ -278,7 +283,7 @@ def apply(engine: StageEngine) -> None:
 
 
 def key(step: int, number: int, way: Direction) -> FrameKey:
-    """A sample a microbatch, the same at every step."""
+    """Return the key of a frame; each microbatch has one sample, the same at every step."""
     index, sample = MicrobatchIndex(number), SampleId(number)
     return FrameKey(Attempt(1), StepNumber(step), index, sample, way)
 
@@ -293,7 +298,7 @@ def some_tensors(spec: RunSpec, seed: int, size: float) -> list[Tensor]:
 # ---- rows
 
 
-def _rows(stage: Stage, said: dict[str, Value], alone_s: float) -> Iterator[Row]:
+def _rows(stage: Stage, cells: dict[str, Value], alone_s: float) -> Iterator[Row]:
     for step in range(STEPS - 2):
         stage.step(step, Spent())
     spent = Spent()
@@ -301,7 +306,7 @@ def _rows(stage: Stage, said: dict[str, Value], alone_s: float) -> Iterator[Row]
     per_microbatch = MILLI / MICROBATCHES
     yield {
         "table": "a step, ms a microbatch",
-        **said,
+        **cells,
         "ms": wall_s * per_microbatch,
         "without codecs": alone_s * per_microbatch,
         "times that": ratio(wall_s, alone_s),
@@ -309,7 +314,7 @@ def _rows(stage: Stage, said: dict[str, Value], alone_s: float) -> Iterator[Row]
     for task, task_s in spent.by_task.items():
         yield {
             "table": "the compute thread's time, ms a microbatch",
-            **said,
+            **cells,
             "what": task,
             "ms": task_s * per_microbatch,
             "of the whole": ratio(task_s, wall_s),
@@ -319,27 +324,27 @@ def _rows(stage: Stage, said: dict[str, Value], alone_s: float) -> Iterator[Row]
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as found:
         stage.step(STEPS - 1, Spent())
-    yield from _call_rows(found, said)
+    yield from _call_rows(found, cells)
     if torch.cuda.is_available():
-        yield from _device_rows(found, said, wall_s)
+        yield from _device_rows(found, cells, wall_s)
 
 
-def _call_rows(found: profile, said: dict[str, Value]) -> Iterator[Row]:
+def _call_rows(found: profile, cells: dict[str, Value]) -> Iterator[Row]:
     events = {event.key: event for event in found.key_averages()}
     for call in CALLS:
         if call in events:
             event = events[call]
             yield {
                 "table": "calls that wait, a microbatch, of all threads",
-                **said,
+                **cells,
                 "what": call,
                 "calls": event.count / MICROBATCHES,
                 "ms": event.cpu_time_total / MILLI / MICROBATCHES,
             }
 
 
-def _device_rows(found: profile, said: dict[str, Value], wall_s: float) -> Iterator[Row]:
-    """What the GPU did by stream: copies by their kind, and all else."""
+def _device_rows(found: profile, cells: dict[str, Value], wall_s: float) -> Iterator[Row]:
+    """Sum the GPU's time by stream: each kind of copy apart, and all kernels together."""
     taken: dict[tuple[str, str], float] = defaultdict(float)
     for event in found.events():
         if event.device_type.name == "CUDA":
@@ -349,7 +354,7 @@ def _device_rows(found: profile, said: dict[str, Value], wall_s: float) -> Itera
     for (stream, kind), seconds in sorted(taken.items()):
         yield {
             "table": "the GPU's time, ms a microbatch",
-            **said,
+            **cells,
             "stream": stream,
             "what": kind,
             "ms": seconds * MILLI / MICROBATCHES,

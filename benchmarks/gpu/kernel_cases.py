@@ -86,12 +86,11 @@ def groups(*, few: bool) -> dict[str, Group]:
             ("trellis_symbols", "shifts_of", "flip_signs", "dequantize", "decode_symbols"),
             partial(_trellis, shapes),
         ),
-        "tiles": Group(("hadamard",), partial(_tiles, few=few)),
     }
 
 
 def cases(*, few: bool) -> Iterator[Case]:
-    """Of all groups, one after the other."""
+    """Yield the cases of all groups, one after the other."""
     for group in groups(few=few).values():
         yield from group.cases()
 
@@ -163,12 +162,6 @@ def _trellis(shapes: Shapes, generator: torch.Generator) -> Iterator[Case]:
         yield Case("decode_symbols", name, (coded, unchanged, frequencies, flip), same)
 
 
-def _tiles(generator: torch.Generator, *, few: bool) -> Iterator[Case]:
-    for tile in (1, 4, 64) if few else (1, 4, 64, 1024, 8192):
-        x = 1e3 * torch.randn(3, 2 * tile, generator=generator)
-        yield Case("hadamard", f"tile {tile}", (x, tile), same)
-
-
 def _measures(shapes: Shapes, generator: torch.Generator) -> Iterator[Case]:
     for shape in shapes:
         yield from _measures_of(shape, generator)
@@ -208,7 +201,7 @@ def _symbols(generator: torch.Generator, *, few: bool) -> Iterator[Case]:
 
 
 def damages(coded: Coded, generator: torch.Generator) -> Iterator[tuple[str, Coded]]:
-    """The coded form as a stranger might send it; its sizes fit each other."""
+    """Yield damaged coded forms whose sizes fit each other, as a stranger might send them."""
     states = torch.randint(0, 2**32, coded.states.shape, generator=generator)
     yield "other states", Coded(states, coded.counts, coded.words)
     words = torch.randint(0, 2**16, (len(coded.words),), generator=generator).int()
@@ -220,7 +213,7 @@ def damages(coded: Coded, generator: torch.Generator) -> Iterator[tuple[str, Cod
 def some_scales(
     axis: str, shape: tuple[int, int], exponent: int, generator: torch.Generator
 ) -> Scales:
-    """Of any sign and some of them zero, around 2^exponent."""
+    """Draw scales of either sign, some of them zero, around 2^exponent."""
 
     def vector(count: int, power: int) -> Tensor:
         kept = torch.rand(count, generator=generator) > 0.15
@@ -251,7 +244,7 @@ def some_frequencies(num_contexts: int, generator: torch.Generator) -> Tensor:
 
 
 def same(found: object, expected: object) -> str:
-    """To the bit."""
+    """Compare to the bit; return the difference, empty if there is none."""
     for one, other in zip(flat(found), flat(expected), strict=True):
         if not isinstance(one, Tensor) or not isinstance(other, Tensor):
             if one != other:
@@ -264,7 +257,7 @@ def same(found: object, expected: object) -> str:
 
 
 def near(found: object, expected: object) -> str:
-    """As near as another order of sums comes."""
+    """Compare within the rounding of another order of sums."""
     for one, other in zip(flat(found), flat(expected), strict=True):
         try:
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5, check_dtype=False)
@@ -284,7 +277,7 @@ def neighbours(found: object, expected: object) -> str:
 
 
 def paths(found: object, expected: object) -> str:
-    """As nearly all of the reference's path: where two err alike, either will do."""
+    """Compare paths of the trellis, which may differ where two choices have equal errors."""
     for one, other in zip(flat(found), flat(expected), strict=True):
         if not isinstance(one, Tensor) or not isinstance(other, Tensor):
             return f"{one}, not tensors"
@@ -295,7 +288,7 @@ def paths(found: object, expected: object) -> str:
 
 
 def packed_neighbours(count: int, bits: int, found: object, expected: object) -> str:
-    """As `neighbours`, of so many packed codes."""
+    """Compare like `neighbours`, for packed codes."""
     if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
         return f"{found}, not bytes"
     if found.shape != expected.shape:
@@ -305,7 +298,7 @@ def packed_neighbours(count: int, bits: int, found: object, expected: object) ->
 
 
 def flat(x: object) -> Iterator[object]:
-    """The tensors and values of a result, one after the other."""
+    """Yield the tensors and values of a nested result, one after the other."""
     if isinstance(x, tuple):
         for part in x:
             yield from flat(part)

@@ -1,4 +1,4 @@
-"""What a paced link really passes on this machine, whatever else runs on it."""
+"""The rate that a paced link passes on this machine under its load."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TIMEOUT_S = 30.0
 
 
 def passed_mbps(rates_mbps: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """Of each rate, what one direction passed in a second; 0: not paced."""
+    """Yield each rate, and the Mbps that one direction passed in a second; 0: not paced."""
     with socket.create_server(("127.0.0.1", 0)) as server, Processes() as processes:
         host, port = server.getsockname()
         processes.start("link", LINK, [f"{host}:{port}"])
-        place = host, processes.heard("link", TIMEOUT_S)["port"]
+        place = host, processes.receive("link", TIMEOUT_S)["port"]
         with socket.create_connection(place) as source:
             sink, _ = server.accept()
             with sink:
@@ -29,7 +29,7 @@ def passed_mbps(rates_mbps: Sequence[float]) -> Iterator[tuple[float, float]]:
                 threading.Thread(target=_fill, args=(source,), daemon=True).start()
                 threading.Thread(target=counter.run, daemon=True).start()
                 for mbps in rates_mbps:
-                    processes.say("link", {"mbps": mbps})
+                    processes.send("link", {"mbps": mbps})
                     time.sleep(SETTLE_S)
                     yield mbps, counter.mbps_over(COUNTED_S)
 
@@ -48,7 +48,7 @@ class _Counter:
                 self._num_bytes += size
 
     def mbps_over(self, seconds: float) -> float:
-        """Of that time from now."""
+        """Measure the rate from now over some seconds."""
         before, began_s = self._num_bytes, time.monotonic()
         time.sleep(seconds)
         return (self._num_bytes - before) * 8 / 1e6 / (time.monotonic() - began_s)

@@ -47,7 +47,7 @@ class StaticDirectory(KnownCoordinator):
 
 
 def lent_bytes(device: torch.device, peers: int) -> int:
-    """What each of so many peers lends; a stage holds microbatches as long as there is room."""
+    """Return the bytes that each peer offers, so that a stage has room for microbatches."""
     if device.type == "cuda":
         whole_bytes = torch.cuda.get_device_properties(device).total_memory
     else:

@@ -1,7 +1,7 @@
-"""What a stage is forecast to take beside the most that the GPU's allocator gave out.
+"""A stage's forecast memory beside the peak of the GPU's allocator.
 
 Each row has a stage that is one block, or several, of a real model's shape, and trains two steps
-with some microbatches in flight. The forecast is what `swarm-ft plan` tells, found out without
+with some microbatches in flight. The forecast is that of `swarm-ft plan`, found out without
 memory (`stage.rehearsal`). On a CPU the most that was resident (VmHWM) stands for the allocator's,
 with all that libraries keep: it shows that the row runs, and little else.
 """
@@ -65,12 +65,12 @@ class Case:
 def rows(scene: Scene) -> Iterator[Row]:
     """All that trains in the first stages, in bfloat16; of all others so too; then in float32."""
     methods = {name: METHODS[name] for name in REHEARSED_METHODS} if scene.rehearse else METHODS
-    with ExitStack() as kept:
+    with ExitStack() as stack:
         checkpoints: dict[str, Checkpoint] = {}
         for dtype, (case, config) in product(DTYPES, cases(scene.rehearse)):
             words = config.to_json_string()
             if words not in checkpoints:
-                checkpoints[words] = kept.enter_context(checkpoint_of(config))
+                checkpoints[words] = stack.enter_context(checkpoint_of(config))
             for method, changes in methods.items():
                 yield _row(case, method, changes, checkpoints[words], dtype)
                 if scene.left_s < 0:
@@ -103,7 +103,7 @@ def _row(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
 ) -> Row:
-    said: dict[str, Any] = {
+    cells: dict[str, Any] = {
         "stage": case.model,
         "blocks": str(case.layers),
         "trains": method,
@@ -117,9 +117,9 @@ def _row(
         engine = StageEngine(checkpoint, spec, case.layers, device=device_here(), dtype=dtype)
         peak, reserved = most_while_training(engine, spec, case)
     except Exception as error:  # noqa: BLE001 - the other rows are to run
-        return {**said, "trouble": f"{type(error).__name__}: {error}"[:300]}
+        return {**cells, "trouble": f"{type(error).__name__}: {error}"[:300]}
     forecast = None if found is None else found.most(case.in_flight)
-    said |= {
+    cells |= {
         "MiB held": engine.state_bytes / MIB,
         "a microbatch": engine.microbatch_bytes / MIB,
         "forecast": None if forecast is None else forecast / MIB,
@@ -128,7 +128,7 @@ def _row(
         "most reserved": None if reserved is None else reserved / MIB,
         "s": time.monotonic() - began_s,
     }
-    return said
+    return cells
 
 
 def most_while_training(engine: StageEngine, spec: RunSpec, case: Case) -> tuple[int, int | None]:

@@ -1,4 +1,4 @@
-"""What a part imports that a bare machine may lack, and what is then to be carried there."""
+"""The imports of a part that a bare machine may lack, and the packages to carry there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Need:
 
     @property
     def missing(self) -> str:
-        """What to carry; empty if it is here."""
+        """The package to carry there; empty if it is installed."""
         if importlib.util.find_spec(self.module.partition(".")[0]) is None:
             return self.package + f">={self.least}" * bool(self.least)
         found = version_of(self.package)
@@ -39,7 +39,7 @@ class Need:
 
 
 def _protobuf() -> Need:
-    """Generated code runs with the protobuf that it was made by, or a newer one of a year."""
+    """Require the protobuf that generated the code, or a newer one."""
     made_by = _MADE_BY.search(GENERATED.read_text(encoding="utf-8"))
     return Need("google", "protobuf", made_by[1] if made_by else "")
 
@@ -62,7 +62,7 @@ SWARM = (
 
 
 def missing(needs: Iterable[Need]) -> tuple[str, ...]:
-    """What to carry, each once."""
+    """Return the missing packages, each once."""
     return tuple(dict.fromkeys(filter(None, (need.missing for need in needs))))
 
 
@@ -83,6 +83,6 @@ def version_of(package: str) -> str:
 
 
 def numbers_in(text: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: `2.11.0+cu130` is (2, 11, 0)."""
+    """Read the numbers at the start of a version: `2.11.0+cu130` is (2, 11, 0)."""
     found = re.match(r"\d+(\.\d+)*", text)
     return tuple(map(int, found[0].split("."))) if found else ()

@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Rate:
-    """How fast all directions pass.
+    """The rate of all directions of a link.
 
     Attributes:
         bytes_per_s: 0 for as fast as they come.
@@ -40,7 +40,7 @@ class Rate:
         self.bytes_per_s = 0.0
 
     def set_mbps(self, mbps: float) -> None:
-        """From now on."""
+        """Set the rate from now on."""
         self.bytes_per_s = mbps * 1e6 / 8
 
     @property
@@ -52,7 +52,7 @@ class Rate:
 
 
 class Pace:
-    """When the next bytes of one direction may pass. Knows the clock by what it is told."""
+    """The time at which the next bytes of one direction may pass; the caller passes the clock."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate

@@ -53,7 +53,7 @@ NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is trained, and how.
+    """The model and the method of training.
 
     Attributes:
         is_fixed: torch takes its deterministic algorithms, where it has some.
@@ -67,7 +67,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Of two steps.
+    """The results of two steps.
 
     Attributes:
         losses: of each.
@@ -78,7 +78,7 @@ class Outcome:
     gradients: list[dict[str, Tensor]]
 
     def differing(self, other: Outcome) -> int:
-        """How many gradients have not the same bits."""
+        """Count the gradients that differ in any bit."""
         pairs = zip(self.gradients, other.gradients, strict=True)
         return sum(
             not torch.equal(one[name], another[name]) for one, another in pairs for name in one
@@ -90,12 +90,12 @@ def rows(scene: Scene) -> Iterator[Row]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cuda.matmul.allow_tf32 = False
     orders = (False, True) if torch.cuda.is_available() else (False,)
-    with ExitStack() as kept:
+    with ExitStack() as stack:
         checkpoints: dict[str, Checkpoint] = {}
         named = configs(scene.rehearse)
         for is_fixed, method, name, dtype in product(orders, METHODS, named, DTYPES):
             if name not in checkpoints:
-                checkpoints[name] = kept.enter_context(checkpoint_of(named[name]))
+                checkpoints[name] = stack.enter_context(checkpoint_of(named[name]))
             case, checkpoint = Case(name, method, dtype, is_fixed), checkpoints[name]
             yield _row(case, checkpoint, _spec(checkpoint, scene, METHODS[method]))
             if scene.left_s < 0:
@@ -103,7 +103,7 @@ def rows(scene: Scene) -> Iterator[Row]:
 
 
 def configs(rehearse: bool) -> Mapping[str, PretrainedConfig]:
-    """By name; few blocks of real widths."""
+    """Return the configs by name; they have few blocks of real widths."""
     if rehearse:
         return {
             "GPT-2": gpt2(32, 3, 97, 64),
@@ -123,7 +123,7 @@ def _spec(checkpoint: Checkpoint, scene: Scene, changes: Mapping[str, Any]) -> R
 
 
 def _row(case: Case, checkpoint: Checkpoint, spec: RunSpec) -> Row:
-    said: dict[str, Any] = {
+    cells: dict[str, Any] = {
         "model": case.model,
         "trains": case.method,
         "dtype": str(case.dtype).removeprefix("torch."),
@@ -132,12 +132,12 @@ def _row(case: Case, checkpoint: Checkpoint, spec: RunSpec) -> Row:
     began_s = time.monotonic()
     torch.use_deterministic_algorithms(case.is_fixed, warn_only=True)
     try:
-        said |= _found(case, checkpoint, spec)
+        cells |= _found(case, checkpoint, spec)
     except Exception as error:  # noqa: BLE001 - the other cases are to run
-        said["trouble"] = f"{type(error).__name__}: {error}"[:300]
+        cells["trouble"] = f"{type(error).__name__}: {error}"[:300]
     finally:
         torch.use_deterministic_algorithms(False)
-    return {**said, "s": time.monotonic() - began_s}
+    return {**cells, "s": time.monotonic() - began_s}
 
 
 def _found(case: Case, checkpoint: Checkpoint, spec: RunSpec) -> dict[str, Any]:
@@ -167,18 +167,18 @@ def _found(case: Case, checkpoint: Checkpoint, spec: RunSpec) -> dict[str, Any]:
 
 
 def cpu_error(checkpoint: Checkpoint) -> float:
-    """Of a short sample's loss, relative to what the CPU makes of it."""
+    """Return the error of a short sample's loss, relative to the CPU's result."""
     spec = spec_of(checkpoint, batch_size=1, tokens=CPU_TOKENS)
     tokens = some_tokens(spec, 1)
-    here, there = (
+    own_loss, cpu_loss = (
         Chain.loaded(checkpoint, spec, NUM_STAGES, torch.float32, device).step(0, tokens, 0)
         for device in (device_here(), torch.device("cpu"))
     )
-    return abs(here - there) / there
+    return abs(own_loss - cpu_loss) / cpu_loss
 
 
 def trained(chain: Chain, depth: int) -> Outcome:
-    """Steps of a chain, of whose microbatches `depth` wait for their weights."""
+    """Train a chain that keeps the weight passes of `depth` microbatches waiting."""
     tokens, losses, gradients = some_tokens(chain.spec, MICROBATCHES), [], []
     for number in range(STEPS):
         losses.append(chain.step(number, tokens, depth))
@@ -188,7 +188,7 @@ def trained(chain: Chain, depth: int) -> Outcome:
 
 
 def whole_error(spec: RunSpec, dtype: torch.dtype, plain: Outcome) -> float:
-    """The largest relative error of a first step's gradients beside those of the whole model."""
+    """Return the largest relative error of the first step's gradients against the whole model."""
     device = device_here()
     model = AutoModelForCausalLM.from_pretrained(
         spec.model.reference, attn_implementation="sdpa", dtype=torch.float32

@@ -1,4 +1,4 @@
-"""The parts, most telling first, and what each is given. Imports none of them."""
+"""The parts, the most important first, and the inputs of each. It imports none of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPARE_S, SPARE_SHARE = 20.0, 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """What a part is given.
+    """The inputs of a part.
 
     Attributes:
         rehearse: small shapes, on a CPU if there is no GPU: that all of it runs, no figures.

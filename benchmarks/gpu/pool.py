@@ -1,4 +1,4 @@
-"""Tasks of a part in several processes: what each found is told as it is done."""
+"""Tasks of a part in several processes, which report their results as they end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Task:
 
 
 def done_in_processes(tasks: Sequence[Task], scene: Scene) -> Iterator[Row]:
-    """What tasks find, in whatever order they are done; the first begin first.
+    """Run tasks in processes and yield their rows as they end; the first task begins first.
 
     What is not done in time is a row too. Processes belong to the part's group, and end with it.
     """
@@ -51,7 +51,7 @@ def done_in_processes(tasks: Sequence[Task], scene: Scene) -> Iterator[Row]:
 
 
 def _begin() -> None:
-    sys.stdout = sys.stderr  # rows are told by the process that began this one
+    sys.stdout = sys.stderr  # the parent process reports the rows
     torch.set_num_threads(1)
 
 

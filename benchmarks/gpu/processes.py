@@ -1,4 +1,4 @@
-"""Processes of a part on this machine: started with an argument list, spoken to in lines of JSON.
+"""Processes of a part on this machine: started with an argument list, controlled by lines of JSON.
 
 They belong to the part's own process group, so that what ends the part ends them.
 """
@@ -61,14 +61,14 @@ class Processes:
             )
         self._unread[name] = b""
 
-    def say(self, name: str, words: Mapping[str, object]) -> None:
+    def send(self, name: str, words: Mapping[str, object]) -> None:
         """Write a line of JSON to its standard input."""
         pipe = self._running[name].stdin
         if pipe is not None:
             pipe.write(json.dumps(words).encode() + b"\n")
 
-    def heard(self, name: str, timeout_s: float) -> dict[str, Any]:
-        """The next line of JSON that it prints.
+    def receive(self, name: str, timeout_s: float) -> dict[str, Any]:
+        """Read the next line of JSON that it prints.
 
         Raises:
             RuntimeError: one of all processes ended before.
@@ -98,7 +98,7 @@ class Processes:
                 raise RuntimeError(f"{name} ended with {process.returncode}: {self.tail(name)}")
 
     def tail(self, name: str) -> str:
-        """The end of what it wrote to standard error."""
+        """Return the end of its standard error."""
         text = self._log(name).read_text(encoding="utf-8", errors="replace")
         return text[-LOG_CHARS:].strip()
 

@@ -112,8 +112,8 @@ def rows(scene: Scene) -> Iterator[Row]:
             # Begun when it is its turn: weights and optimizers of all take gigabytes.
             run = runs.setdefault(name, runs.get(name) or Run(name, plan, texts, weights, device))
             found = run.epoch(epoch)
-            beside = plain.setdefault(epoch, found["perplexity"])
-            found["beside none, %"] = 100 * (found["perplexity"] / beside - 1)
+            plain_perplexity = plain.setdefault(epoch, found["perplexity"])
+            found["beside none, %"] = 100 * (found["perplexity"] / plain_perplexity - 1)
             yield {"table": "curves", "epoch": epoch + 1, "codecs": name, **found}
             yield from run.statistics_rows(epoch)
             if scene.left_s < 0:
@@ -133,7 +133,7 @@ class Texts:
 
 
 def read_texts(plan: Plan, device: torch.device) -> Texts:
-    """The sources of Python's own library: the last files are what the runs learn."""
+    """Read the sources of Python's own library; the runs train on the last files."""
     text = _sources(plan.text_chars)
     tokenizer = data.train_tokenizer(text, plan.regime.vocabulary)
     # Apart, as the tokenizer takes several at once; where one ends a token is cut at most.
@@ -150,7 +150,7 @@ def read_texts(plan: Plan, device: torch.device) -> Texts:
 
 
 def _sources(chars: int) -> str:
-    """Of all modules that are plain files, in order."""
+    """Read the text of all modules that are plain files, in order."""
     folder, parts, left = Path(sysconfig.get_path("stdlib")), [], chars
     for path in sorted(folder.rglob("*.py")):
         if left <= 0:
@@ -166,7 +166,7 @@ def _sources(chars: int) -> str:
 
 
 class Watched(CutModel):
-    """See `CutModel`; computes in bfloat16 on a GPU, and keeps what passes its cuts if asked.
+    """See `CutModel`; it computes in bfloat16 on a GPU, and can record the tensors at its cuts.
 
     Attributes:
         kept: by cut, what the last batch's blocks gave, with its gradient once there is one.
@@ -175,7 +175,7 @@ class Watched(CutModel):
 
     def __init__(self, regime: Regime, *, keeps: bool) -> None:
         super().__init__(regime)
-        self.kept: dict[int, Tensor] = {}
+        self.activations: dict[int, Tensor] = {}
         self.ids: list[int] = []
         for index, block in enumerate(regime.cuts if keeps else ()):
             self.blocks[block - 1].register_forward_hook(self._keep(index))
@@ -193,7 +193,7 @@ class Watched(CutModel):
             hidden: Tensor = output if isinstance(output, Tensor) else output[0]
             if hidden.requires_grad:
                 hidden.retain_grad()
-                self.kept[index] = hidden
+                self.activations[index] = hidden
 
         return keep
 
@@ -201,7 +201,7 @@ class Watched(CutModel):
 def _pretrained(
     plan: Plan, texts: Texts, device: torch.device, scene: Scene
 ) -> tuple[Watched, int]:
-    """A model that learned for a while, and in how many steps."""
+    """Train a model for a while; return it with the number of steps."""
     torch.manual_seed(SEED)
     model, count = Watched(plan.regime, keeps=False).to(device), 0
     end_s = time.monotonic() + min(plan.pretrain_s, scene.left_s / 3)
@@ -254,13 +254,13 @@ class Run:
         }
 
     def statistics_rows(self, number: int) -> Iterator[Row]:
-        """What the uncompressed run's cuts carried in that epoch."""
+        """Yield statistics of the tensors that crossed the uncompressed run's cuts in an epoch."""
         if self._is_plain:
             yield from self.statistics.rows(number)
 
 
 def perplexity(model: CutModel, held_out: data.Dataset) -> float:
-    """Of text that no run learned, without codecs."""
+    """Return the perplexity of held-out text, without codecs."""
     model.eval()
     loss, _ = evaluate(model, held_out, BATCH)
     model.train()
@@ -280,7 +280,7 @@ class Statistics:
 
     def add(self, epoch: int, model: Watched) -> None:
         """Count a batch, after its backward pass."""
-        for cut, hidden in model.kept.items():
+        for cut, hidden in model.activations.items():
             for row, sample in enumerate(model.ids):
                 x = hidden[row].detach().float()
                 if epoch == 0:
@@ -294,10 +294,10 @@ class Statistics:
                 if gradient is not None:
                     size = gradient.square().mean(1, keepdim=True).sqrt().clamp(min=1e-20)
                     self._count(cut, f"gradient by token, visit {epoch + 1}", gradient / size)
-        model.kept.clear()
+        model.activations.clear()
 
     def rows(self, epoch: int) -> Iterator[Row]:
-        """Of one epoch; they are forgotten then."""
+        """Yield the rows of an epoch, and forget its sums."""
         for (cut, kind), products in sorted(self._products.items()):
             energy = self._energy.get((cut, kind))
             of_values = None

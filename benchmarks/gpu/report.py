@@ -1,6 +1,6 @@
-"""What all parts found so far: one JSON file and one readable table, whole after every row. Pure.
+"""The results of all parts so far: a JSON file and a table, complete after every row. Pure.
 
-A row is a flat mapping. `table` in it says which of a part's tables it belongs to; all else are its
+A row is a flat mapping. Its `table` is the name of one of a part's tables; all else are its
 columns, in the order in which they first came.
 """
 
@@ -19,7 +19,7 @@ DONE, CUT_OFF, FAILED, RUNNING = "done", "cut off", "failed", "running"
 
 @dataclass
 class PartReport:
-    """What a part said.
+    """The results of a part.
 
     Attributes:
         how: how it ended, or that it did not yet.
@@ -42,7 +42,7 @@ class PartReport:
 
 @dataclass
 class Report:
-    """Of one command.
+    """The results of a command.
 
     Attributes:
         machine: what it ran on, by name.
@@ -58,11 +58,11 @@ class Report:
         return json.dumps({"machine": self.machine, "parts": parts}, indent=1) + "\n"
 
     def to_text(self) -> str:
-        """For people, in plain characters."""
+        """Format for people, in plain characters."""
         return "\n".join(self._lines()) + "\n"
 
     def write(self, path: Path) -> None:
-        """The JSON at `path`, the table beside it; each is whole or as it was."""
+        """Write the JSON to `path` and the table beside it, each atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         for suffix, text in ((path.suffix, self.to_json()), (".txt", self.to_text())):
             partial = path.with_suffix(".partial")
@@ -95,7 +95,7 @@ def tables_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def table_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """A table in aligned columns: numbers to the right, all else to the left.
+    """Format a table in aligned columns: numbers to the right, all else to the left.
 
     What is long is cut, but for the last column.
     """

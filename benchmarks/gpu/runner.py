@@ -39,24 +39,30 @@ def run_all(
         limit_s: of each part; None: its own.
         scene: what each is given of a `Scene`.
     """
-    told = json.dumps(scene)
+    scene_text = json.dumps(scene)
     for part in parts:
-        said = PartReport(part.name, part.title)
-        report.parts.append(said)
+        part_report = PartReport(part.name, part.title)
+        report.parts.append(part_report)
         lacks = needs.missing(part.needs)
         if lacks:
-            said.how, said.why = FAILED, f"carry {', '.join(lacks)}"
+            part_report.how, part_report.why = FAILED, f"carry {', '.join(lacks)}"
         else:
-            _run(part, said, changed, told, part.limit_s if limit_s is None else limit_s)
+            _run(
+                part, part_report, changed, scene_text, part.limit_s if limit_s is None else limit_s
+            )
         changed()
 
 
 def _run(
-    part: Part, said: PartReport, changed: Callable[[], object], told: str, seconds: float
+    part: Part,
+    part_report: PartReport,
+    changed: Callable[[], object],
+    scene_text: str,
+    seconds: float,
 ) -> None:
     began_s = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", CHILD, part.name, str(seconds), told],
+        [sys.executable, "-m", CHILD, part.name, str(seconds), scene_text],
         cwd=ROOT,
         stdin=subprocess.PIPE,  # open as long as this process lives
         stdout=subprocess.PIPE,
@@ -66,23 +72,26 @@ def _run(
     try:
         for words in _lines(process, began_s + seconds):
             if END in words:
-                said.why = str(words[END])
-                said.how = FAILED if said.why else DONE
+                part_report.why = str(words[END])
+                part_report.how = FAILED if part_report.why else DONE
                 continue
-            said.rows.append(words)
-            said.seconds = time.monotonic() - began_s
+            part_report.rows.append(words)
+            part_report.seconds = time.monotonic() - began_s
             changed()
-        if said.how == RUNNING and process.poll() is None:
-            said.how, said.why = CUT_OFF, f"it had {seconds:.0f} s"
-        elif said.how == RUNNING:
-            said.how, said.why = FAILED, f"its process ended with {process.returncode}"
+        if part_report.how == RUNNING and process.poll() is None:
+            part_report.how, part_report.why = CUT_OFF, f"it had {seconds:.0f} s"
+        elif part_report.how == RUNNING:
+            part_report.how, part_report.why = (
+                FAILED,
+                f"its process ended with {process.returncode}",
+            )
     finally:
         end_group(process)
-        said.seconds = time.monotonic() - began_s
+        part_report.seconds = time.monotonic() - began_s
 
 
 def _lines(process: subprocess.Popen[bytes], end_s: float) -> Iterator[Row]:
-    """What a process prints until it ends, or its time is up."""
+    """Yield the rows that a process prints until it ends, or until its time is up."""
     output = process.stdout
     if output is None:
         raise ValueError("the process has no output to read")

@@ -1,4 +1,4 @@
-"""How fast kernels and whole codecs are, beside a copy of the same tensor on the same device.
+"""The speed of kernels and whole codecs, beside a copy of the same tensor on the same device.
 
 Kernels: from a float32 tensor on the device to its codes there, and back, without a word to the
 host: as called, one call after the other, each with its launch, and queued, many of them in a CUDA
@@ -26,13 +26,13 @@ from benchmarks.gpu.report import Row, ratio
 from swarm_ft.cli.codec_speed import measure
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import Kernels, NarrowGrid, Scales
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 
 SHAPES = ((1024, 1600), (4096, 4096))
 REHEARSED_SHAPES = ((64, 160), (128, 128))
 CODECS = (
     *("aq4", "aq3+z", "aqk0.5", "q1t+d+z", "q3+z", "q8", "q4", "aq2"),
-    *("aq3", "aq2+z", "q2", "q3", "hq4", "q2+z", "q4+z", "aq4+z", "fp16", "none"),
+    *("aq3", "aq2+z", "q2", "q3", "q2+z", "q4+z", "aq4+z", "fp16", "none"),
 )
 REHEARSED_CODECS = ("q4", "aq3+z", "none")
 COPY_SHARE, ENTROPY_GB_S = 0.6, 10.0
@@ -110,7 +110,7 @@ class Timed:
 
     @classmethod
     def of(cls, work: Work, device: torch.device, repeats: int) -> Timed:
-        """What is compiled for it is compiled before."""
+        """Measure a piece of work after a first call that compiles it."""
         called_s, queued_s = seconds(work.run, device, repeats), None
         if device.type == "cuda" and not work.is_entropy:
             try:
@@ -121,11 +121,11 @@ class Timed:
 
     @property
     def judged_s(self) -> float:
-        """Of the kernel itself, as far as can be told."""
+        """The best estimate of the kernel's own seconds."""
         return self.called_s if self.queued_s is None else self.queued_s
 
     def cells(self, num_bytes: int, copy: Timed) -> dict[str, float | None]:
-        """For the report: of a tensor of so many bytes, that is copied in such times."""
+        """Return cells for the report, for a tensor of so many bytes and the times of its copy."""
         queued = self.queued_s
         return {
             "GB/s called": num_bytes / self.called_s / _GIGA,
@@ -169,7 +169,7 @@ def _narrow_works(kernels: Kernels, x: Tensor, base: Tensor) -> Iterator[Work]:
 
 
 def _entropy_works(kernels: Kernels, x: Tensor) -> Iterator[Work]:
-    """The coder of symbols alone, 2 bits a value in the mean; a byte of symbol is one value."""
+    """Yield the entropy coder's work alone, at about 2 bits a value and one byte a symbol."""
     symbols = (x.reshape(-1) / 0.8).round().clamp(-8, 7).add(8).to(torch.uint8)
     contexts = (torch.arange(x.numel(), device=x.device) % CONTEXTS).to(torch.uint8)
     frequencies = _frequencies(kernels.histogram(symbols, contexts, CONTEXTS))
@@ -187,7 +187,7 @@ def _entropy_works(kernels: Kernels, x: Tensor) -> Iterator[Work]:
 
 
 def _frequencies(counts: Tensor) -> Tensor:
-    """Of each context, int32 that add up to 4096; all that was counted has at least 1."""
+    """Scale each context's counts to int32 that sum to 4096; counted symbols get at least 1."""
     seen = counts > 0
     shares = counts * (4096 - 256) // counts.sum(1, keepdim=True).clamp(min=1) + seen
     left = 4096 - shares.sum(1)
@@ -196,7 +196,7 @@ def _frequencies(counts: Tensor) -> Tensor:
 
 
 def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Of one call, in the median; what it compiles is compiled before."""
+    """Return the median seconds of a call, after a first one that compiles."""
     work()
     taken = []
     for _ in range(repeats):
@@ -215,7 +215,7 @@ def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> f
 
 
 def queued_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Of one call among many that a CUDA graph holds, in the median; compiled before."""
+    """Return the median seconds of a call within a CUDA graph of many, after one that compiles."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device), torch.cuda.graph(graph):
         for _ in range(IN_A_GRAPH):

@@ -33,7 +33,7 @@ SEED = 7
 
 
 def device_here() -> torch.device:
-    """The GPU, or else the CPU."""
+    """Return the GPU, or else the CPU."""
     return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 
 
@@ -87,7 +87,7 @@ def qwen3(width: int, inner: int, blocks: int, words: int) -> PretrainedConfig:
 
 @contextmanager
 def checkpoint_of(config: PretrainedConfig) -> Iterator[Checkpoint]:
-    """A checkpoint of random weights in bfloat16, as long as the context lasts."""
+    """Write a checkpoint of random bfloat16 weights and delete it with the context."""
     with tempfile.TemporaryDirectory(prefix="gpu-model-") as directory:
         save_random(config, Path(directory))
         yield open_checkpoint(directory)
@@ -105,7 +105,7 @@ def save_random(config: PretrainedConfig, directory: Path) -> None:
 
 
 def spec_of(checkpoint: Checkpoint, *, batch_size: int, tokens: int, **changes: object) -> RunSpec:
-    """A run of one step after the other, a sample a microbatch."""
+    """Describe a run of one sample a microbatch and one step after the other."""
     fields: dict[str, Any] = {
         "num_samples": batch_size,
         "num_steps": 8,
@@ -160,7 +160,7 @@ class Chain:
         return self
 
     def step(self, number: int, tokens: Tensor, depth: int) -> float:
-        """A step of whose microbatches `depth` wait for their weights; its mean loss.
+        """Run a step that keeps `depth` microbatches' weight passes waiting; return its mean loss.
 
         Args:
             tokens: int64 [B, T], a microbatch each row.
@@ -178,13 +178,13 @@ class Chain:
         return total / num_targets
 
     def apply(self) -> None:
-        """The optimizer's step, without clipping."""
+        """Run the optimizer's step, without clipping."""
         for stage in self.stages:
             stage.squared_grad_norm()
             stage.apply(1.0, 1e-4)
 
     def gradients(self) -> dict[str, Tensor]:
-        """By name, float32 on the device; as they are, not copied."""
+        """Return the gradients by name, float32 on the device, without a copy."""
         return {
             name: parameter.grad
             for stage in self.stages

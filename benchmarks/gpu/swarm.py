@@ -64,7 +64,7 @@ LORA: dict[str, Any] = {"adapter": Adapter.LORA, "lora_r": 16, "base_dtype": Bas
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What is trained.
+    """The model and how it trains.
 
     Attributes:
         trains: fields of a `TrainSpec`.
@@ -115,7 +115,7 @@ def rows(scene: Scene) -> Iterator[Row]:
 
 
 def rows_of_4(scene: Scene) -> Iterator[Row]:
-    """In half as many."""
+    """Yield the rows of half as many stages."""
     return _shape_rows(_in_half(SMALL if scene.rehearse else XL), scene)
 
 
@@ -125,7 +125,7 @@ def adapter_rows(scene: Scene) -> Iterator[Row]:
 
 
 def adapter_rows_of_4(scene: Scene) -> Iterator[Row]:
-    """In half as many."""
+    """Yield the rows of half as many stages."""
     return _shape_rows(_in_half(SMALL_ADAPTERS if scene.rehearse else EIGHT_B), scene)
 
 
@@ -134,7 +134,7 @@ def _in_half(shape: Shape) -> Shape:
 
 
 def _shape_rows(shape: Shape, scene: Scene) -> Iterator[Row]:
-    """The swarm in half of the time, torch in the rest, and one beside the other."""
+    """Measure the swarm in half of the time and torch in the rest, then compare them."""
     shape = replace(shape, rates_mbps=tuple(scene.rates_mbps) or shape.rates_mbps)
     for mbps, passed in passed_mbps(shape.rates_mbps):
         yield {"table": "links", "asked for": link_words(mbps), "Mbps passed": passed}
@@ -165,7 +165,7 @@ def _shape_rows(shape: Shape, scene: Scene) -> Iterator[Row]:
 def _noted(
     system: str, shape: Shape, measured: Iterable[Measured], best: dict[float, float]
 ) -> Iterator[Row]:
-    """The rows, and in `best` the most tokens a second by Mbps; what goes wrong is a row too."""
+    """Yield the rows and put the most tokens a second by Mbps into `best`; errors are rows too."""
     try:
         for row, mbps, tokens_s in measured:
             if tokens_s:
@@ -241,14 +241,14 @@ def _mark_row(shape: Shape, codecs: str, mark: Mark) -> Row:
 
 
 def _row(shape: Shape, system: str, mbps: float, step_s: float) -> tuple[dict[str, Any], float]:
-    """What every system's measured rows have, and tokens a second."""
+    """Return the cells that measured rows of all systems have, and the tokens a second."""
     tokens_s = shape.batch_size * shape.tokens / step_s
-    row = {**_told(shape, system, mbps), "tokens/s": tokens_s, "s a step": step_s}
+    row = {**_cells(shape, system, mbps), "tokens/s": tokens_s, "s a step": step_s}
     return row | published_ratios(mbps, tokens_s), tokens_s
 
 
-def _told(shape: Shape, system: str, mbps: float) -> dict[str, Any]:
-    """Of what is or is not measured."""
+def _cells(shape: Shape, system: str, mbps: float) -> dict[str, Any]:
+    """Return the cells that name a measurement."""
     return {
         "table": "tokens a second",
         "model": shape.name,
@@ -267,7 +267,7 @@ def published_ratios(mbps: float, tokens_s: float) -> dict[str, float | None]:
 
 
 def link_words(mbps: float) -> str:
-    """In a few characters."""
+    """Format a rate in a few characters."""
     if not mbps:
         return "not paced"
     return f"{mbps:g} Mbps" if mbps < 1000 else f"{mbps / 1000:g} Gbps"
@@ -295,7 +295,7 @@ def _since(began_s: float) -> float:
 
 
 def _torch_rows(shape: Shape, spec: RunSpec, until_s: float) -> Iterator[Measured]:
-    """The best system at all rates first; what takes too long is told, and not run."""
+    """Measure torch's systems at all rates, the best first; skip those that would take too long."""
     with Processes() as processes:
         last = _start_pipe(processes, shape, spec)
         for system, mbps in product(TORCH, shape.rates_mbps):
@@ -303,11 +303,11 @@ def _torch_rows(shape: Shape, spec: RunSpec, until_s: float) -> Iterator[Measure
             steps = 1 + (shape.steps if least_s < SLOW_STEP_S else 1)
             if left_s < max(1.0, 1.2 * steps * least_s):
                 note = f"not run: links alone take {least_s:.0f} s a step"
-                yield {**_told(shape, system, mbps), "note": note}, mbps, 0.0
+                yield {**_cells(shape, system, mbps), "note": note}, mbps, 0.0
                 continue
             for rank in range(shape.stages):
-                processes.say(_stage(rank), {"system": system, "mbps": mbps, "steps": steps})
-            seconds = processes.heard(last, left_s)["seconds"]
+                processes.send(_stage(rank), {"system": system, "mbps": mbps, "steps": steps})
+            seconds = processes.receive(last, left_s)["seconds"]
             yield _torch_row(shape, system, mbps, median(seconds[1:]))
 
 
@@ -328,7 +328,7 @@ def links_s(shape: Shape, spec: RunSpec, system: str, mbps: float) -> float:
 def _start_pipe(processes: Processes, shape: Shape, spec: RunSpec) -> str:
     """Start all stages; the last one's name."""
     (port,) = free_ports(1)
-    told = {
+    job = {
         "stages": shape.stages,
         "port": port,
         "spec": RUN_SPEC.to_wire(spec).SerializeToString().hex(),
@@ -336,7 +336,7 @@ def _start_pipe(processes: Processes, shape: Shape, spec: RunSpec) -> str:
         "dtype": shape.dtype,
     }
     for rank in range(shape.stages):
-        processes.start(_stage(rank), PIPE, [json.dumps({**told, "rank": rank})])
+        processes.start(_stage(rank), PIPE, [json.dumps({**job, "rank": rank})])
     return _stage(shape.stages - 1)
 
 

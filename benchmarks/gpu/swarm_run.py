@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """What steps at one rate took.
+    """The measured steps at one rate.
 
     Attributes:
         mbps: of each direction between two neighbours; 0: not paced.
@@ -59,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How a run gets on: what took so many seconds.
+    """The progress of a run: one phase and its seconds.
 
     Attributes:
         mbps: as in `Cell`.
@@ -80,16 +80,16 @@ class Swarm:
     links: Sequence[str]
 
     def set_mbps(self, mbps: float) -> None:
-        """Of all links, from now on."""
+        """Set the rate of all links from now on."""
         for link in self.links:
-            self.processes.say(link, {"mbps": mbps})
+            self.processes.send(link, {"mbps": mbps})
 
 
 @asynccontextmanager
 async def swarm_up(
     num_blocks: int, num_stages: int, device: str, dtype: str
 ) -> AsyncIterator[Swarm]:
-    """A coordinator and peers that share out so many blocks."""
+    """Start a coordinator and peers that divide the blocks among them."""
     with tempfile.TemporaryDirectory(prefix="gpu-swarm-") as folder, Processes() as processes:
         transport = GrpcTransport(GrpcOptions())
         with closing(Journal(str(Path(folder) / "coordinator.db"))) as journal:
@@ -117,8 +117,8 @@ def _start_peers(
         link, name = f"link-{stage}", f"peer-{stage}"
         links.append(link)
         processes.start(link, LINK, [f"127.0.0.1:{port}"])
-        announced = processes.heard(link, UP_TIMEOUT_S)["port"]
-        told = {
+        announced = processes.receive(link, UP_TIMEOUT_S)["port"]
+        job = {
             "--coordinator": coordinator,
             "--port": str(port),
             "--announce": f"127.0.0.1:{announced}",
@@ -128,9 +128,9 @@ def _start_peers(
             "--device": device,
             "--dtype": dtype,
         }
-        processes.start(name, MEMBER, [word for pair in told.items() for word in pair])
+        processes.start(name, MEMBER, [word for pair in job.items() for word in pair])
     for stage in range(len(layers)):
-        processes.heard(f"peer-{stage}", UP_TIMEOUT_S)
+        processes.receive(f"peer-{stage}", UP_TIMEOUT_S)
     return links
 
 
@@ -203,7 +203,7 @@ def _next(swarm: Swarm, rates: list[float]) -> float:
 async def _until(
     processes: Processes, events: AsyncIterator[RunEvent], end_s: float
 ) -> AsyncIterator[RunEvent]:
-    """What is watched, until it ends or `end_s` is there; looks whether all processes live."""
+    """Yield events until they end or `end_s` is reached; check that all processes live."""
     while (left_s := end_s - time.monotonic()) > 0:
         coming = asyncio.ensure_future(anext(events))
         while not (await asyncio.wait([coming], timeout=min(1.0, left_s)))[0]:
@@ -239,7 +239,7 @@ def random_tokens(spec: RunSpec) -> Any:  # noqa: ANN401 - numpy's own type is n
 
 
 def streamed(work: Coroutine[Any, Any, None], found: queue.SimpleQueue[T | None]) -> Iterator[T]:
-    """What a coroutine puts into a queue, as it comes, while it runs in a thread of its own.
+    """Yield the items that a coroutine queues while it runs in a thread of its own.
 
     Raises:
         Exception: what the coroutine ended with.

@@ -49,22 +49,22 @@ SYSTEMS = {
 
 
 def main() -> None:
-    """Do what the argument and the lines say."""
-    told = json.loads(sys.argv[1])
+    """Run the command: an argument, then lines of JSON."""
+    order = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    rank, stages = told["rank"], told["stages"]
+    rank, stages = order["rank"], order["stages"]
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://127.0.0.1:{told['port']}",
+        init_method=f"tcp://127.0.0.1:{order['port']}",
         rank=rank,
         world_size=stages,
         timeout=timedelta(seconds=STEP_TIMEOUT_S),
     )
     rate = Rate()
     schedules._batch_p2p = paced(rate)  # noqa: SLF001 - torch has no other place for a link
-    spec = RUN_SPEC.from_wire(run_pb2.RunSpec.FromString(bytes.fromhex(told["spec"])))
-    engine = _engine(told, spec)
+    spec = RUN_SPEC.from_wire(run_pb2.RunSpec.FromString(bytes.fromhex(order["spec"])))
+    engine = _engine(order, spec)
     steps: dict[str, Callable[[], list[float]]] = {}
     for line in sys.stdin:
         words = json.loads(line)
@@ -72,8 +72,8 @@ def main() -> None:
         name = words["system"]
         if name not in steps:
             setting = SYSTEMS[name]
-            job = StageJob(rank=rank, address="", work=_work(told, spec), setting=setting)
-            training = _training(engine, told, spec, getattr(torch, setting.dtype))
+            job = StageJob(rank=rank, address="", work=_work(order, spec), setting=setting)
+            training = _training(engine, order, spec, getattr(torch, setting.dtype))
             steps[name] = step_of(job, training)
         seconds = [_timed(steps[name]) for _ in range(words["steps"])]
         if rank == stages - 1:
@@ -89,9 +89,9 @@ def _timed(step: Callable[[], list[float]]) -> float:
     return time.monotonic() - began_s
 
 
-def _work(told: Mapping[str, Any], spec: RunSpec) -> Work:
+def _work(order: Mapping[str, Any], spec: RunSpec) -> Work:
     return Work(
-        stages=told["stages"],
+        stages=order["stages"],
         tokens=spec.train.seq_length,
         channels=spec.model.hidden_size,
         batch_size=spec.train.batch_size,
@@ -102,10 +102,10 @@ def _work(told: Mapping[str, Any], spec: RunSpec) -> Work:
     )
 
 
-def _engine(told: Mapping[str, Any], spec: RunSpec) -> StageEngine:
-    """The swarm's own stage, for its module and its optimizer."""
-    layers = split_evenly(LayerRange(0, spec.model.num_blocks), told["stages"])[told["rank"]]
-    device, dtype = torch.device(told["device"]), DTYPES[told["dtype"]]
+def _engine(order: Mapping[str, Any], spec: RunSpec) -> StageEngine:
+    """Load the swarm's own stage, whose module and optimizer torch's pipeline uses."""
+    layers = split_evenly(LayerRange(0, spec.model.num_blocks), order["stages"])[order["rank"]]
+    device, dtype = torch.device(order["device"]), DTYPES[order["dtype"]]
     checkpoint = open_checkpoint(spec.model.reference, spec.train)
     engine = StageEngine(checkpoint, spec, layers, device=device, dtype=dtype)
     engine.load()
@@ -115,15 +115,15 @@ def _engine(told: Mapping[str, Any], spec: RunSpec) -> StageEngine:
 
 
 def _training(
-    engine: StageEngine, told: Mapping[str, Any], spec: RunSpec, sent: torch.dtype
+    engine: StageEngine, order: Mapping[str, Any], spec: RunSpec, sent: torch.dtype
 ) -> Training:
     generator = torch.Generator().manual_seed(0)
     shape = spec.train.batch_size, spec.train.seq_length
     tokens = torch.randint(spec.model.vocab_size, shape, generator=generator)
     num_targets = tokens.shape[0] * (tokens.shape[1] - 1)
-    module, device = engine.weights.module, torch.device(told["device"])
+    module, device = engine.weights.module, torch.device(order["device"])
     return Training(
-        module=_Stage(engine, device, DTYPES[told["dtype"]], sent),
+        module=_Stage(engine, device, DTYPES[order["dtype"]], sent),
         inputs=tokens,
         target=tokens,
         loss=lambda hidden, target: module.loss_sum(hidden, target.to(device)) / num_targets,
@@ -141,7 +141,7 @@ def _step(engine: StageEngine) -> None:
 
 
 class _Stage(nn.Module):
-    """From tokens [B, T] or hidden [B, T, C] on the CPU to hidden there, cast for the way."""
+    """A stage from tokens [B, T] or hidden [B, T, C] on the CPU to hidden there, in its dtype."""
 
     def __init__(
         self, engine: StageEngine, device: torch.device, computes: torch.dtype, sent: torch.dtype
@@ -162,7 +162,7 @@ class _Stage(nn.Module):
 
 
 class _Sender:
-    """What goes to one neighbour, one after the other, not faster than the rate."""
+    """The sends to one neighbour, one after the other, no faster than the rate."""
 
     def __init__(self, rate: Rate) -> None:
         self._pace = Pace(rate)
@@ -186,19 +186,19 @@ class _Sender:
 
 
 class _Sent:
-    """As torch's own work, as far as pipelining asks."""
+    """A pending send with the part of torch's own interface that pipelining uses."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.done = threading.Event()
 
     def wait(self) -> None:
-        """Until it is sent."""
+        """Wait until it is sent."""
         self.done.wait()
 
 
 def paced(rate: Rate) -> Callable[..., list[Any]]:
-    """What stands for torch's own batches of sends and receives: sends wait for their link."""
+    """Make a substitute for torch's batches of sends and receives that paces the sends."""
     senders: dict[int, _Sender] = {}
 
     def begin(ops: Sequence[dist.P2POp], desc: str | None = None) -> list[Any]:

@@ -30,7 +30,7 @@ BITS, STREAMS = 4, 8
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What kernels read and write; values, codes and scales fit no other shape."""
+    """The tensors of kernels; values, codes and scales fit no other shape."""
 
     x: Tensor
     base: Tensor
@@ -49,7 +49,7 @@ class Tensors:
         return cls(x, x + 0.25, packed, torch.empty_like(x), one, cols)
 
     def launches(self, size: int, warps: int) -> dict[tuple[str, bool], Callable[[], object]]:
-        """By what they do, and whether of a change: as the kernels' own methods launch them."""
+        """Return launches by kernel and whether of a change, as the kernels' methods do them."""
         tokens, channels = self.x.shape
         each = tokens // STREAMS, channels
         tile = cuda_grid.tile_of(each, size)
@@ -58,9 +58,9 @@ class Tensors:
         options = {**tile, **cuda_grid.EXACT, "num_warps": warps}
         encode, decode = cuda_grid._quantize_pack[grid], cuda_grid._unpack_dequantize[grid]  # noqa: SLF001
         return {
-            (name, base is not None): partial(launch, out, given, base, *numbers, **options)
+            (name, base is not None): partial(launch, out, operand, base, *numbers, **options)
             for base in (None, self.base)
-            for name, launch, out, given in (
+            for name, launch, out, operand in (
                 ("encode", encode, self.packed, self.x),
                 ("decode", decode, self.values, self.packed),
             )

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.grpc_links.figures import LONG_GAP_S, MESSAGE_BYTES, SHORT_GAP_S, Figures
 from benchmarks.grpc_links.variants import Variant, variants
 from benchmarks.lab import Lab, Link
-from benchmarks.lab.host import ask
+from benchmarks.lab.host import exchange
 from benchmarks.lab.namespaces import run
 
 ENDS = "benchmarks.grpc_links.ends"
@@ -29,7 +29,7 @@ HEADERS = (
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args()
     rows = []
     sys.stdout.write(HEADERS)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measured(variant: Variant, link: Link) -> Figures:
-    """What a variant does between two hosts with such links.
+    """Measure a variant between two hosts with such links.
 
     Raises:
         RuntimeError: one of its ends failed; it has printed why.
@@ -57,10 +57,10 @@ def measured(variant: Variant, link: Link) -> Figures:
                 run(*host.command("sysctl", "-qw", variant.sysctl))
         serve = ("serve", variant.kind, far.address, json.dumps(variant.server))
         with far.running(ENDS, *serve) as server:
-            endpoint = f"{far.address}:{ask(server)}"
+            endpoint = f"{far.address}:{exchange(server)}"
             send = ("send", variant.kind, endpoint, json.dumps(variant.channel))
             with near.running(ENDS, *send) as sender:
-                return Figures(**json.loads(ask(sender)))
+                return Figures(**json.loads(exchange(sender)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -67,7 +67,7 @@ async def serve_grpc(address: str, arguments: Arguments) -> None:
     server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port(f"{address}:0")
     await server.start()
-    _say(str(port))
+    _print_line(str(port))
     await server.wait_for_termination()
 
 
@@ -81,7 +81,7 @@ async def serve_tcp(address: str) -> None:
                 writer.write(ANSWER)
 
     server = await asyncio.start_server(exchange, address, 0, limit=MESSAGE_BYTES)
-    _say(str(server.sockets[0].getsockname()[1]))
+    _print_line(str(server.sockets[0].getsockname()[1]))
     await server.serve_forever()
 
 
@@ -100,7 +100,7 @@ async def send_tcp(endpoint: str) -> Figures:
 
 
 async def main() -> None:
-    """Do what the arguments say."""
+    """Run the command."""
     role, kind, place, arguments = sys.argv[1:]
     pairs = [(name, value) for name, value in json.loads(arguments)]
     match role, kind:
@@ -109,12 +109,12 @@ async def main() -> None:
         case "serve", _:
             await serve_tcp(place)
         case "send", "grpc":
-            _say(json.dumps(asdict(await send_grpc(place, pairs))))
+            _print_line(json.dumps(asdict(await send_grpc(place, pairs))))
         case _:
-            _say(json.dumps(asdict(await send_tcp(place))))
+            _print_line(json.dumps(asdict(await send_tcp(place))))
 
 
-def _say(words: str) -> None:
+def _print_line(words: str) -> None:
     sys.stdout.write(f"{words}\n")
     sys.stdout.flush()
 

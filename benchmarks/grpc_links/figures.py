@@ -1,4 +1,4 @@
-"""What is measured of a connection, with whatever carries its messages."""
+"""Measurements of a connection, with any transport of its messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sender(Protocol):
     """The sending end of a connection whose other end answers every message with one byte."""
 
     async def send(self, message: bytes) -> None:
-        """Hand over a message; waits as the connection says."""
+        """Send a message; wait while the connection applies back-pressure."""
         ...
 
     async def answer(self) -> None:
@@ -30,7 +30,7 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a connection does; milliseconds are from handing over a message to its answer.
+    """The figures of a connection; milliseconds are from sending a message to its answer.
 
     Attributes:
         first_ms: of the first message, with which the connection is made.

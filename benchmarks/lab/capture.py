@@ -1,4 +1,4 @@
-"""What crosses a network device, byte by byte. Needs root and Linux."""
+"""A capture of a network device's traffic, byte by byte. Needs root and Linux."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_FRAME_BYTES = 14 + 65_536
 
 
 class Capture:
-    """What crossed a device; all is there once the `with` of `capture` is over.
+    """A device's traffic; it is complete once the `with` of `capture` is over.
 
     Attributes:
         frames: headers and all, both ways, in their order.

@@ -1,4 +1,4 @@
-"""What a path between two hosts of a lab really does: TCP bytes sent, and round trips.
+"""The real properties of a path between two hosts of a lab: TCP bytes sent, and round trips.
 
 sudo python -m benchmarks.lab.check --mbps 100 --delay-ms 50
 """
@@ -9,7 +9,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-from benchmarks.lab.host import Host, ask
+from benchmarks.lab.host import Host, exchange
 from benchmarks.lab.hosts import Lab
 from benchmarks.lab.hub import Link
 
@@ -40,13 +40,15 @@ def measure(from_host: Host, to_host: Host, seconds: float = SECONDS) -> Measure
     """
     end = "benchmarks.lab.probe"
     with to_host.running(end, "receive", to_host.address, str(seconds)) as receiver:
-        port = ask(receiver)
+        port = exchange(receiver)
         with from_host.running(end, "send", to_host.address, port) as sender:
-            return MeasuredPath(mbps=float(ask(receiver)), round_trip_ms=float(ask(sender)))
+            return MeasuredPath(
+                mbps=float(exchange(receiver)), round_trip_ms=float(exchange(sender))
+            )
 
 
 def main() -> None:
-    """Ask for a link and measure it."""
+    """Measure the link that the options describe."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--mbps", type=float, help="of both links; without it, not shaped")
     parser.add_argument("--delay-ms", type=float, default=0.0, help="from one host to the other")

@@ -1,4 +1,4 @@
-"""Which frame leaves when. It reads no clock and moves no frame."""
+"""The order in which frames leave. It reads no clock and moves no frame."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DelayLine:
     def __init__(self, delay_s: float, max_held_bytes: int = MAX_HELD_BYTES) -> None:
         self._delay_s = delay_s
         self._room_bytes = max_held_bytes
-        self._held: deque[tuple[float, int, bytes]] = deque()
+        self._frames: deque[tuple[float, int, bytes]] = deque()
         self.next_s = inf
 
     def push(self, sink: int, frame: bytes, now_s: float) -> bool:
@@ -28,14 +28,14 @@ class DelayLine:
         if len(frame) > self._room_bytes:
             return False
         self._room_bytes -= len(frame)
-        self._held.append((now_s + self._delay_s, sink, frame))
-        self.next_s = self._held[0][0]
+        self._frames.append((now_s + self._delay_s, sink, frame))
+        self.next_s = self._frames[0][0]
         return True
 
     def pop_due(self, now_s: float) -> Iterator[tuple[int, bytes]]:
         """Frames whose time has come and their sinks, oldest first; they are held no more."""
         while self.next_s <= now_s:
-            _, sink, frame = self._held.popleft()
+            _, sink, frame = self._frames.popleft()
             self._room_bytes += len(frame)
-            self.next_s = self._held[0][0] if self._held else inf
+            self.next_s = self._frames[0][0] if self._frames else inf
             yield sink, frame

@@ -3,8 +3,8 @@
 An internet routes between households and drops what has a private address. Each household has an
 access link, delayed and shaped as those of `Lab`, a router behind it, perhaps a carrier's NAT in
 front of that, and machines in 192.168.1.0/24, the same in every home, as it is in life. Routers are
-Linux' own: masquerade that keeps ports where it can (a cone), draws them (symmetric), drops what
-nobody asked for or answers it with a reset. A home's IPv6 has no NAT but a firewall that is closed
+Linux' own: masquerade that keeps ports where it can (a cone), draws them (symmetric), drops
+unsolicited packets or resets them. A home's IPv6 has no NAT but a firewall that is closed
 in the same way. Public machines are households that are `open`. Outer addresses are 45.N.0.0/24
 and 2a45:N::/32, as programs treat those that are reserved for examples differently, and never leave
 the namespaces.
@@ -110,17 +110,17 @@ NOT_SHAPED = Link()
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What somebody has at home.
+    """A household's router, its link and its addresses.
 
     Attributes:
         nat: "open": none, a public machine. "cone": the outer port is the inner one wherever it
-            goes to, and what nobody asked for is dropped. "symmetric": each connection has an outer
-            port of its own. "reject": as a cone, but a SYN that nobody asked for is answered with a
+            goes to, and unsolicited packets are dropped. "symmetric": each connection has an outer
+            port of its own. "reject": as a cone, but an unsolicited SYN is answered with a
             reset. "cgnat", "cgnat-symmetric": a cone behind a carrier's NAT of that kind.
-        ipv6: with public addresses, and a firewall that lets in what was asked for; an open one
+        ipv6: with public addresses, and a firewall that lets in only replies; an open one
             has none.
         forwarded: TCP ports of the router's IPv4 address that lead to its first machine.
-        maps_ports: the router maps ports for who asks, by NAT-PMP, PCP and UPnP.
+        maps_ports: the router maps ports on request, by NAT-PMP, PCP and UPnP.
         num_machines: behind the router.
         link: to the internet.
     """
@@ -155,7 +155,7 @@ class Household:
 
     @property
     def machines(self) -> tuple[Host, ...]:
-        """Where the home's programs run."""
+        """The hosts that run the home's programs."""
         return self.indoors or (self.router.host,)
 
     @property
@@ -207,9 +207,9 @@ class Internet:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(self._hub)
-            here = Host(self._hub.namespace, "")
-            run(*here.command("sysctl", "-qew", *FORWARDING, *NO_WAITING))
-            run(*here.command("nft", "-f", "-"), told=INTERNET)
+            own_host = Host(self._hub.namespace, "")
+            run(*own_host.command("sysctl", "-qew", *FORWARDING, *NO_WAITING))
+            run(*own_host.command("nft", "-f", "-"), text=INTERNET)
             self._stack = stack.pop_all()
         return self
 
@@ -244,7 +244,7 @@ class Internet:
 
 
 class _Site:
-    """Where a household is made, with its addresses."""
+    """A place for a household, with its addresses."""
 
     def __init__(self, hub: Hub, number: int, home: Home, stack: ExitStack) -> None:
         self._hub = hub
@@ -315,8 +315,8 @@ class _Site:
     def _namespace(self, name: str, settings: tuple[str, ...] = ()) -> str:
         namespace = self._hub.add(f"{self._number}-{name}")
         no_ipv6 = f"net.ipv6.conf.all.disable_ipv6={int(not self._home.ipv6)}"
-        told = (no_ipv6, *NO_WAITING, *settings)
-        run(*Host(namespace, "").command("sysctl", "-qew", *told))
+        commands = (no_ipv6, *NO_WAITING, *settings)
+        run(*Host(namespace, "").command("sysctl", "-qew", *commands))
         return namespace
 
     def _ipv6(self, part: int) -> IPv6Network | None:
@@ -324,7 +324,7 @@ class _Site:
 
 
 def _first(device: str, ipv4: IPv4Network, ipv6: IPv6Network | None) -> list[str]:
-    """How a device is brought up that has its networks' first addresses, as a gateway has."""
+    """Return commands that start a device with its networks' first addresses, like a gateway."""
     words = [f"link set {device} up", f"addr add {ipv4[1]}/{ipv4.prefixlen} dev {device}"]
     return words + ([f"addr add {ipv6[1]}/{ipv6.prefixlen} dev {device} nodad"] if ipv6 else [])
 
@@ -349,20 +349,20 @@ def _mapping_ports(router: Host) -> Iterator[None]:
 
 
 def _wait_for_mapper() -> None:
-    """Until it answers, which is when it has all its sockets."""
+    """Wait until the mapper answers, which it does once it has all its sockets."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         asker.settimeout(PATIENCE_S)
         asker.connect((str(HOME_NETWORK[1]), NAT_PMP_PORT))
 
-        def ask() -> None:
+        def request() -> None:
             asker.send(bytes(2))  # NAT-PMP: which outer address?
             asker.recv(64)
 
-        _insist(ask)
+        _insist(request)
 
 
 def _wait_for_internet(number: int, home: Home) -> None:
-    """Until its gateway answers: a device that is up carries packets a moment later."""
+    """Wait until the gateway answers; a device that is up carries packets only a moment later."""
     timeout_s = PATIENCE_S + 4 * home.link.delay_ms / 1000
     addresses = (f"45.{number}.0.1", *((f"2a45:{number}::1",) if home.ipv6 else ()))
 

@@ -35,14 +35,14 @@ class Host:
     ipv6: str = ""
 
     def command(self, *arguments: str) -> tuple[str, ...]:
-        """A command as it is to be run to run there."""
+        """Return a command line that runs the command on this host."""
         if not self.namespace:
             return arguments
         return "ip", "netns", "exec", self.namespace, *arguments
 
     @contextmanager
     def running(self, module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """A Python module of this repository that runs there, with pipes, and ends with this."""
+        """Run a Python module of this repository here, with pipes, until the context ends."""
         process = subprocess.Popen(
             self.command(sys.executable, "-m", module, *arguments),
             stdin=subprocess.PIPE,
@@ -60,7 +60,7 @@ class Host:
 
     @asynccontextmanager
     async def process(self, *command: str) -> AsyncIterator[Process]:
-        """A command that runs there, with pipes, and ends with this, with all that it started."""
+        """Run a command on this host, with pipes; the context's end kills it and its children."""
         process = await asyncio.create_subprocess_exec(
             *self.command(*command),
             stdin=asyncio.subprocess.PIPE,
@@ -81,7 +81,7 @@ class Host:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Result:
-        """What a function returns that a thread of its own calls there.
+        """Call a function in a new thread on this host and return its result.
 
         Its sockets stay there whoever uses them later. So do threads that it starts, but not those
         that a library has already (gRPC): that takes a process.
@@ -99,8 +99,8 @@ class Host:
             thread.shutdown(wait=False)
 
 
-def ask(process: subprocess.Popen[str], question: str = "") -> str:
-    """A line to a process that is `running`, if there is something to say, and the next of its own.
+def exchange(process: subprocess.Popen[str], question: str = "") -> str:
+    """Send a line to a process that is `running`, unless it is empty, and read its next line.
 
     Raises:
         RuntimeError: it ended instead; it has printed why.

@@ -103,7 +103,7 @@ class Lab:
         run(*tc, "filter", "add", *place, "protocol", "ip", *match)
 
     def sent_bytes(self, host: Host) -> int:
-        """What left a host by now, headers and all."""
+        """Count the bytes that a host has sent, headers included."""
         path = "/sys/class/net/eth0/statistics/tx_bytes"
         return int(run(*host.command("cat", path)))
 

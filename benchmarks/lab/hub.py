@@ -13,7 +13,7 @@ from subprocess import Popen
 from types import TracebackType
 from typing import Self
 
-from benchmarks.lab.host import Host, ask
+from benchmarks.lab.host import Host, exchange
 from benchmarks.lab.namespaces import namespaces, remove_leftovers, remove_namespaces, run
 
 BURST_S = 0.005
@@ -58,7 +58,7 @@ class Link:
 
 
 class Hub:
-    """Where all links of a lab meet. Use it in a `with`: all its namespaces are gone at the end.
+    """The namespace in which all links of a lab meet; use it in a `with`, which removes all.
 
     What one that was killed left behind is removed by the next one of its family.
 
@@ -101,7 +101,7 @@ class Hub:
         return f"{self._name}-hub"
 
     def add(self, name: str) -> str:
-        """A new namespace, with a loopback; how it is called."""
+        """Add a namespace with a loopback and return its name."""
         namespace = f"{self._name}-{name}"
         run("ip", "netns", "add", namespace)
         run("ip", "-n", namespace, "link", "set", "lo", "up")
@@ -125,13 +125,13 @@ class Hub:
             run("ip", "-n", self.namespace, "link", "add", far, *veth)
             return
         if self._wires is None:
-            here = Host(self.namespace, "")
-            self._wires = self._stack.enter_context(here.running("benchmarks.lab.wire"))
-        ask(self._wires, f"{near} {far} {delay_s}")
+            own_host = Host(self.namespace, "")
+            self._wires = self._stack.enter_context(own_host.running("benchmarks.lab.wire"))
+        exchange(self._wires, f"{near} {far} {delay_s}")
 
 
 def bucket(mbps: float, queue_ms: float) -> tuple[str, ...]:
-    """A queue of that rate, in tc's words."""
+    """Return the arguments of tc for a queue of this rate."""
     rate = ("rate", f"{int(mbps * 1e6)}bit", "burst", f"{_burst_bytes(mbps)}")
     return "tbf", *rate, "latency", f"{queue_ms}ms"
 

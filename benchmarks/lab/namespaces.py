@@ -16,32 +16,32 @@ CLONE_NEWNET = 0x40000000
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def run(*command: str, told: str | None = None) -> str:
-    """What a command prints that is told that by its input; None: it has ours.
+def run(*command: str, text: str | None = None) -> str:
+    """Run a command and return its output; `text` is its input, or None for this process's.
 
     Raises:
         OSError: it failed.
     """
-    done = subprocess.run(command, capture_output=True, text=True, check=False, input=told)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, input=text)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
 
 
 def configure(name: str, *words: str) -> None:
-    """Tell `ip` in a namespace a few things, one after another.
+    """Run several `ip` commands in a namespace, one after another.
 
     Raises:
         OSError: one failed; those before it are done.
     """
     try:
-        run("ip", "-n", name, "-batch", "-", told="\n".join(words))
+        run("ip", "-n", name, "-batch", "-", text="\n".join(words))
     except OSError as error:
         raise OSError(f"{error}\nof\n" + "\n".join(words)) from error
 
 
 def namespaces() -> list[str]:
-    """The names of all that are there."""
+    """List the names of all network namespaces."""
     return [line.split()[0] for line in run("ip", "netns", "list").splitlines()]
 
 

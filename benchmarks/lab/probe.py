@@ -21,7 +21,7 @@ CHUNK_BYTES = 1 << 18
 def receive(address: str, seconds: float) -> float:
     """Echo pings, then take what comes for that long; Mbps of it, headers not counted."""
     with socket.create_server((address, 0)) as server:
-        _say(server.getsockname()[1])
+        _print_number(server.getsockname()[1])
         connection = server.accept()[0]
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -59,13 +59,13 @@ def _take(connection: socket.socket, until_s: float) -> int:
     return num_bytes
 
 
-def _say(number: float) -> None:
+def _print_number(number: float) -> None:
     sys.stdout.write(f"{number}\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Do what the arguments say."""
+    """Run the command."""
     match sys.argv[1:]:
         case ["receive", address, seconds]:
             result = receive(address, float(seconds))
@@ -73,7 +73,7 @@ def main() -> None:
             result = send(address, int(port))
         case _:
             sys.exit(__doc__)
-    _say(result)
+    _print_number(result)
 
 
 if __name__ == "__main__":

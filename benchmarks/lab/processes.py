@@ -1,4 +1,4 @@
-"""Python modules run on the hosts of a lab, each telling what it did in lines of JSON."""
+"""Python modules run on the hosts of a lab, which report in lines of JSON."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LabProcesses:
             )
         self._running[name] = _Running(process, path)
 
-    def ask(self, name: str, timeout_s: float) -> dict[str, Any]:
+    def request(self, name: str, timeout_s: float) -> dict[str, Any]:
         """Write an empty line to a process; the next line of JSON that it prints.
 
         Raises:
@@ -86,7 +86,7 @@ class LabProcesses:
         return self.read(name, timeout_s)
 
     def read(self, name: str, timeout_s: float) -> dict[str, Any]:
-        """The next line of JSON that a process prints.
+        """Read the next line of JSON that a process prints.
 
         Raises:
             RuntimeError: one of all processes ended before.

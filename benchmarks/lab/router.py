@@ -136,7 +136,7 @@ class Router:
 
     @property
     def num_accepted(self) -> int:
-        """TCP connections from outside that were let in though nobody inside had asked for them.
+        """TCP connections from outside that were let in without a request from inside.
 
         More exactly, their SYNs: one that got no answer comes again.
         """
@@ -177,11 +177,11 @@ class Router:
         self._nft(f"flush set inet {TABLE} cut")
 
     def capture(self) -> AbstractContextManager[Capture]:
-        """What crosses its outer side while this lasts, as the internet sees it."""
+        """Capture the traffic of its outer side, as the internet sees it, during the context."""
         return capture(self.host, OUTER)
 
     def _nft(self, words: str) -> None:
-        run(*self.host.command("nft", "-f", "-"), told=words)
+        run(*self.host.command("nft", "-f", "-"), text=words)
 
 
 def count_of(namespace: str, counter: str) -> int:
@@ -199,7 +199,7 @@ REQUEST_WITH_ANSWER = 1 | 4
 
 
 def _flush_connections() -> None:
-    """What `conntrack -F` does, by the kernel's own message, as that tool is rarely there."""
+    """Do the same as `conntrack -F`, which is rarely installed, by the kernel's own message."""
     # nlmsghdr: length, type, flags, sequence, port; nfgenmsg: family, version, resource
     message = struct.pack("=IHHIIBBH", 20, DELETE_CONNECTIONS, REQUEST_WITH_ANSWER, 0, 0, 0, 0, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER) as netlink:

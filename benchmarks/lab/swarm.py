@@ -48,25 +48,25 @@ class LabSwarm:
         nodes = ("--initial-peers", str(first["addresses"][0]))
         journal = str(self.folder / "coordinator.db")
         command = ("coordinator", "--host", self.hub.address, "--journal", journal, *nodes)
-        told = (*self.snapshot_options, "--json")
+        options = (*self.snapshot_options, "--json")
         if self.tls:
             invited = first_invitations(journal, {Role.PEER: USES, Role.CLIENT: USES})
-            words = self.start("coordinator", self.hub, (*command, *told))
+            words = self.start("coordinator", self.hub, (*command, *options))
             for role, invite in invited.items():
                 self.ways[role] = ("--invite", str(with_address(words["endpoint"], invite)))
         else:
-            self.start("coordinator", self.hub, (*command, *told, "--insecure"))
+            self.start("coordinator", self.hub, (*command, *options, "--insecure"))
             self.ways = dict.fromkeys((Role.PEER, Role.CLIENT), ("--insecure", *nodes))
         return self
 
     @property
     def client_way(self) -> tuple[str, ...]:
-        """What a client of the swarm is told."""
+        """The options of a client of the swarm."""
         return self.ways[Role.CLIENT]
 
     @property
     def snapshot_options(self) -> tuple[str, ...]:
-        """What coordinator and peers are told of snapshots."""
+        """The snapshot options of coordinator and peers."""
         return ("--snapshots", str(self.snapshots)) if self.snapshots else ()
 
     def __exit__(
@@ -83,10 +83,10 @@ class LabSwarm:
         """Start a peer; jobs may name models beside this swarm's folder, or in `options`."""
         place = ("--host", host.address, "--layers", layers, "--threads", "1")
         way = self.ways[Role.PEER]
-        who = way[1:] if self.tls else (*way, "--peer-id", name)
+        identity = way[1:] if self.tls else (*way, "--peer-id", name)
         models = ("--models", str(self.folder.parent))
-        told = (*place, *models, *options, *self.snapshot_options, "--json")
-        self.start(name, host, ("serve-stage", *who, *told))
+        arguments = (*place, *models, *options, *self.snapshot_options, "--json")
+        self.start(name, host, ("serve-stage", *identity, *arguments))
 
     def start(
         self, name: str, host: Host, arguments: Sequence[str], *, module: str = "swarm_ft"
@@ -125,18 +125,18 @@ class LabSwarm:
         """Let a client at the hub train a job to its end; its report. The result is in `folder`.
 
         Raises:
-            RuntimeError: it failed; what it said.
+            RuntimeError: it failed; the text is its log.
         """
         report = folder / "report.json"
         written = ("--json", str(report), "--out", str(folder / "out"))
         command = ("client", "train", *job, *written, *self.client_way)
         if self.begin("client", self.hub, command).wait() != 0:
             raise RuntimeError((self.folder / "client.log").read_text(encoding="utf-8"))
-        told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-        return told
+        document: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+        return document
 
     def num_steps(self) -> int:
-        """Steps of the first run that are committed."""
+        """Return the committed steps of the first run."""
         runs = self.start("status", self.hub, ("status", *self.client_way, "--json"))["runs"]
         return int(runs[0]["steps"]) if runs else 0
 

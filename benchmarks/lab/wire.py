@@ -3,7 +3,7 @@
     python -m benchmarks.lab.wire
 
 A wire joins two network devices: what either sends, the other receives a constant time later.
-Shaping is left to the devices' own queues. The process is told of wires by its input, a line
+Shaping is left to the devices' own queues. The process reads the wires from its input, a line
 `NEAR FAR DELAY_S` each, makes both devices in the namespace in which it runs, and answers with an
 empty line; they may then be moved elsewhere. It ends when its input does, so with its lab, however
 that ends, and the devices go with it.
@@ -71,7 +71,7 @@ class Wires:
             self._turn(readable, now_s)
 
     def _wait(self, turn_s: float, orders: int) -> list[int]:
-        """Until `turn_s` at least, and there is something to do; which devices have frames."""
+        """Wait until `turn_s`, then until there is work; return the devices that have frames."""
         time.sleep(max(0.0, turn_s - time.monotonic()))
         due_s = min((line.next_s for line in self._lines.values()), default=inf)
         timeout_s = None if due_s == inf else max(0.0, due_s - time.monotonic())
@@ -97,7 +97,7 @@ class Wires:
 
 
 def open_tap(name: str) -> int:
-    """A new TAP device here that lives as long as this is open; each read or write is a frame."""
+    """Open a new TAP device that lives until it is closed; each read or write is a frame."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR
     fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))

@@ -19,7 +19,7 @@ _GRID = "3e-4,1e-3,2e-3,4e-3"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Do what the options say."""
+    """Run the command."""
     options = _parser().parse_args(arguments)
     if options.table or options.plots:
         _show(options)
@@ -62,7 +62,7 @@ def _run_all(task: Task, jobs: list[tuple[Config, int, float]], out: Path) -> No
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("a") as file:
             file.write(json.dumps(record) + "\n")
-        _say(f"{number}/{len(jobs)} seed {seed} rate {rate:g} {config}: {_summary(record)}")
+        _print_line(f"{number}/{len(jobs)} seed {seed} rate {rate:g} {config}: {_summary(record)}")
 
 
 def _is_done(out: Path, key: dict[str, object]) -> bool:
@@ -89,7 +89,7 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _changes(kinds: dict[Kind, list[Record]]) -> Iterable[list[str]]:
-    """A row for each kind: how large changes are between visits, and in how many directions."""
+    """Yield a row for each kind: how large changes between visits are, in how many directions."""
     yield [
         "what trains",
         "rate",
@@ -71,7 +71,7 @@ def _each(runs: list[list[tuple[float, int]]], field: int, form: str) -> str:
 
 
 def _losses(kinds: dict[Kind, list[Record]]) -> Iterable[list[str]]:
-    """A row for each kind: final perplexity, and what each config adds to it."""
+    """Yield a row for each kind: final perplexity, and the difference that each config makes."""
     configs = sorted({r["config"] for runs in kinds.values() for r in runs}, key=_place)
     yield [
         "what trains",
@@ -99,7 +99,7 @@ def _losses(kinds: dict[Kind, list[Record]]) -> Iterable[list[str]]:
 
 
 def _against(config: str, rows: Rows) -> str:
-    """Final perplexity against the uncompressed run of the same seed."""
+    """Compare the final perplexity with the uncompressed run of the same seed."""
     runs = [record for (name, _), found in rows.items() if name == config for record in found]
     if not runs:
         return "-"

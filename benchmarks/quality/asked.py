@@ -1,4 +1,4 @@
-"""`python -m benchmarks.quality.asked FILE...`: runs that asked for a quality, and what they lost.
+"""`python -m benchmarks.quality.asked FILE...`: runs with a quality limit, and their losses.
 
 The files have records of `python -m benchmarks.quality --configs none,quality0.01/q1.5+z`, by any
 tasks, `--set`s and `--rates`. Runs nothing.
@@ -25,30 +25,30 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.quality.asked", description=__doc__)
     parser.add_argument("files", type=Path, nargs="+")
     files = parser.parse_args().files
-    print_asked([record for path in files for record in read_records(path)])
+    print_within_limit([record for path in files for record in read_records(path)])
 
 
-def print_asked(records: list[Record]) -> None:
-    """A row for each kind of run, and how many of a config lost no more than they asked for."""
+def print_within_limit(records: list[Record]) -> None:
+    """Print a row for each kind of run, and how many runs of a config stay within its limit."""
     plain = {_place(record): record for record in records if record["config"] == "none"}
     kinds: dict[Kind, list[Record]] = defaultdict(list)
     for record in records:
-        if _asked(record) and _place(record) in plain:
+        if _limit(record) and _place(record) in plain:
             kinds[_kind(record)].append(record)
     row(["what trains", "rate", "epochs", "config", "lost, %, by seed", "bits", "within"], True)
     within: dict[str, list[bool]] = defaultdict(list)
     for kind, found in kinds.items():
         lost = [_lost(record, plain[_place(record)]) for record in found]
-        kept = [each <= _asked(record) for each, record in zip(lost, found, strict=True)]
+        is_within_list = [each <= _limit(record) for each, record in zip(lost, found, strict=True)]
         by_seed = ", ".join(f"{100 * each:+.2f}" for each in lost)
-        row([*_words(kind), by_seed, _bits(found), _of(kept)])
-        within[kind[-1]] += kept
-    for config, kept in within.items():
-        sys.stdout.write(f"\n`{config}`: {_of(kept)} within what was asked.\n")
+        row([*_words(kind), by_seed, _bits(found), _of(is_within_list)])
+        within[kind[-1]] += is_within_list
+    for config, is_within_list in within.items():
+        sys.stdout.write(f"\n`{config}`: {_of(is_within_list)} within what was asked.\n")
 
 
-def _of(kept: list[bool]) -> str:
-    return f"{sum(kept)} of {len(kept)}"
+def _of(is_within: list[bool]) -> str:
+    return f"{sum(is_within)} of {len(is_within)}"
 
 
 def _kind(record: Record) -> Kind:
@@ -61,12 +61,12 @@ def _words(kind: Kind) -> list[str]:
     return [f"{trains} (`{task}`)", f"{rate:g}", str(epochs), f"`{config}`"]
 
 
-def _asked(record: Record) -> float:
+def _limit(record: Record) -> float:
     return parse_config(record["config"]).quality
 
 
 def _place(record: Record) -> tuple[object, ...]:
-    """What an uncompressed run has in common with those that are held against it."""
+    """Return the fields that a run shares with the uncompressed run beside it."""
     return tuple(record[name] for name in ("task", "regime", "planned_epochs", "seed", "rate"))
 
 

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality.configs import DEFAULT_BITS, Config
+from benchmarks.quality.former import MIXED, encode_mixed, parse_former
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.reuse import Partly, Reuse, merged, parse_reuse
 from swarm_ft.codec import Codec, pack_buffer, unpack_buffer
 from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
+from swarm_ft.codec.spec import Direction
 from swarm_ft.ids import BlockIndex, SampleId
-from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
-from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.peer.boundary.side_info import SideInfoKey, SideInfoStore, TensorKind
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import forward_codec_of, key_codec_of
 from tests.codecs import parse
@@ -34,11 +35,11 @@ class AnyCodec(Protocol):
     """The project's, or a published one."""
 
     def encode(self, x: Tensor, base: Tensor | None = None) -> Any:  # noqa: ANN401
-        """As `Codec` does."""
+        """Encode as `Codec` does."""
         ...
 
     def encode_and_decode(self, x: Tensor, base: Tensor | None = None) -> tuple[Any, Tensor]:
-        """As `Codec` does."""
+        """Encode and decode as `Codec` does."""
         ...
 
     def decode(
@@ -48,11 +49,11 @@ class AnyCodec(Protocol):
         *,
         device: torch.device | None = None,
     ) -> Tensor:
-        """As `Codec` does."""
+        """Decode as `Codec` does."""
         ...
 
     def next_base(self, encoded: Any, value: Tensor, base: Tensor | None = None) -> Tensor:  # noqa: ANN401
-        """As `Codec` does."""
+        """Return the next base as `Codec` does."""
         ...
 
 
@@ -76,7 +77,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Changes:
-    """What samples' values did between two visits, over all tokens of them.
+    """Changes of samples' values between two visits, over all of their tokens.
 
     Attributes:
         squared: of the values themselves, summed.
@@ -102,7 +103,7 @@ class Changes:
 
     @property
     def directions(self) -> int:
-        """How many orthogonal ones hold nine tenths of the changes' energy."""
+        """The number of orthogonal directions that have nine tenths of the changes' energy."""
         if self.products is None:
             return 0
         energy = torch.linalg.eigvalsh(self.products).flip(0).cumsum(0)
@@ -113,33 +114,31 @@ class Changes:
 class Learner:
     """The bases of one direction of one boundary: what a stage would learn, step by step."""
 
-    bases: Bases = field(default_factory=Bases)
-    told: dict[BasisKey, bytes] = field(default_factory=dict)
+    bases: SideInfoStore = field(default_factory=SideInfoStore)
+    told: dict[SideInfoKey, bytes] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """The step before counts."""
+        """Commit the step before."""
         self.bases.commit()
 
-    def along(self, codec: AnyCodec, kind: BasisKind, tally: Tally) -> AnyCodec:
-        """The codec with its basis, whose bytes are counted when it is new."""
+    def along(self, codec: AnyCodec, kind: TensorKind, tally: Tally) -> AnyCodec:
+        """Return the codec with its basis; count the bytes of a new basis."""
         if not isinstance(codec, DirectionalCodec | CodebookCodec):
             return codec
-        key = BasisKey(BlockIndex(0), kind)
+        key = SideInfoKey(BlockIndex(0), kind)
         basis = self.bases.get(key)
         if basis is not None and self.told.get(key) != basis.name:
             self.told[key] = basis.name
             tally.bits += 8 * len(basis.data)
-        return codec.with_basis(basis)
+        return codec.with_side_info(basis)
 
     def note(
-        self, codec: AnyCodec, kind: BasisKind, sample: int, x: Tensor, base: Tensor | None
+        self, codec: AnyCodec, kind: TensorKind, sample: int, x: Tensor, base: Tensor | None
     ) -> None:
-        """What was sent, where the step's frames make a basis."""
-        key = BasisKey(BlockIndex(0), kind)
-        if isinstance(codec, DirectionalCodec):
-            self.bases.record_frame(key, SampleId(sample), x, base, codec.step_of(x))
-        elif isinstance(codec, CodebookCodec):
-            self.bases.record_frame(key, SampleId(sample), x, None, 0.0)
+        """Record the tensor that was sent, if its codec learns a basis from frames."""
+        if isinstance(codec, Codec):  # published codecs learn nothing
+            key = SideInfoKey(BlockIndex(0), kind)
+            self.bases.record_frame(key, SampleId(sample), codec, x, base)
 
 
 _Sent = tuple[Any, Tensor, Tensor]
@@ -153,6 +152,7 @@ class Channel:
     Attributes:
         codec: of all visits, or of all but the first.
         first: of a sample's first visit; None if that is as all others.
+        is_mixed: whether half of what it sends is for the residual.
         waited_for: of later visits of the sample of a batch that all stages wait for; so too.
         waited_row: of that sample in a batch: forward the first, backward the last.
         bits: of a value in a buffer.
@@ -164,6 +164,7 @@ class Channel:
     first: AnyCodec | None
     is_delta: bool
     has_residual: bool
+    is_mixed: bool = False
     waited_for: AnyCodec | None = None
     waited_row: int = 0
     bits: int = DEFAULT_BITS
@@ -177,7 +178,7 @@ class Channel:
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
     def send(self, sample: int, x: Tensor, *, all_wait: bool = False) -> Tensor:
-        """What the other side computes on, for float32 [tokens, channels] of that sample.
+        """Return the receiver's values for a sample's float32 [tokens, channels].
 
         Raises:
             NonFinite: the tensor holds an infinity or NaN.
@@ -196,7 +197,8 @@ class Channel:
         if self.has_residual:
             residual = self.residuals.get(sample)
             codec = cast(Codec, self.codec)  # published ones have no feedback
-            encoded, self.residuals[sample] = encode_with_feedback(codec, x, residual)
+            encode = encode_mixed if self.is_mixed else encode_with_feedback
+            encoded, self.residuals[sample] = encode(codec, x, residual)
             y = self.codec.decode(encoded, device=x.device)
             return encoded, y, y
         base = self.base_of(sample, x) if sample in self.buffers else None
@@ -228,22 +230,22 @@ class Channel:
         return Partly(len(x), x.shape[1], flags, frame), y, y
 
     def forget(self) -> None:
-        """What is remembered of samples."""
+        """Forget all samples."""
         self.seen.clear()
         self.buffers.clear()
         self.residuals.clear()
 
     def base_of(self, sample: int, x: Tensor) -> Tensor:
-        """What the sample's last visit left, of the shape of x and where x is."""
+        """Return the buffer of the sample's last visit, in the shape and on the device of x."""
         tokens, channels = x.shape
         payload = self.buffers[sample]
         return unpack_buffer(payload, tokens, channels, self.bits, device=x.device)
 
 
-def _kind_of(codec: AnyCodec, base: Tensor | None) -> BasisKind:
+def _kind_of(codec: AnyCodec, base: Tensor | None) -> TensorKind:
     if isinstance(codec, CodebookCodec):
-        return BasisKind.GRADIENT
-    return BasisKind.FIRST if base is None else BasisKind.CHANGE
+        return TensorKind.GRADIENT
+    return TensorKind.FIRST if base is None else TensorKind.CHANGE
 
 
 @dataclass(slots=True)
@@ -277,7 +279,7 @@ class Cuts:
         self.lengths: list[int] = []
 
     def begin(self, mode: str, ids: Tensor, lengths: Tensor) -> None:
-        """These samples go through the cuts next, and their gradients back.
+        """Begin a batch of these samples, whose tensors cross the cuts in both directions.
 
         `mode` is `train`, `off` or a name of at_inference.
         """
@@ -299,7 +301,7 @@ class Cuts:
     def through(self, channel: Channel, x: Tensor, scale: float = 1.0) -> Tensor:
         """Every sample of `x` times `scale` through `channel`; padding becomes zero."""
         y, waited_row = torch.zeros_like(x), channel.waited_row % len(x)
-        with torch.autocast(x.device.type, enabled=False):  # a codec computes as it says
+        with torch.autocast(x.device.type, enabled=False):  # a codec computes in its own dtype
             for row, (sample, length) in enumerate(zip(self.ids, self.lengths, strict=True)):
                 sent = x[row, :length].detach().contiguous()
                 passed = channel.send(sample, sent * scale, all_wait=row == waited_row)
@@ -307,7 +309,7 @@ class Cuts:
         return y
 
     def measured(self, excess: float) -> None:
-        """What compression added to a batch's loss, in nats; codecs follow it, if they are to."""
+        """Adapt the codecs, if they are controlled, to the loss in nats that compression added."""
         if self.control is not None:
             self.control = self.control.with_measurement(excess)
             for boundary in self.boundaries:
@@ -316,13 +318,13 @@ class Cuts:
                 boundary.forward.first = _codec(first, Direction.FORWARD)
 
     def forget(self) -> None:
-        """What is remembered of samples, as none is visited again soon."""
+        """Forget all samples, since none is visited again soon."""
         for boundary in self.boundaries:
             boundary.forward.forget()
             boundary.backward.forget()
 
     def reused(self) -> float:
-        """The share of tokens that were not sent forward since the last call of `rates`."""
+        """Return the share of forward tokens that were reused since the last call of `rates`."""
         channels = [boundary.forward for boundary in self.boundaries]
         values = sum(channel.tally.values for channel in channels)
         return sum(channel.reused_values for channel in channels) / max(1, values)
@@ -367,7 +369,7 @@ class _Cut(torch.autograd.Function):
 
 
 def _codecs_of(control: QualityControl) -> tuple[str, str]:
-    """Of changes and of first activations."""
+    """Return the codecs of changes and of first activations."""
     return forward_codec_of(control.step_size), key_codec_of(control.step_size)
 
 
@@ -392,18 +394,20 @@ def _boundary_of(config: Config) -> Boundary:
 
 
 def _direct(fw: str) -> str:
-    """The direct counterpart of a codec of deltas: q2+z of aq2+z, top10 of aqtop10."""
+    """Return the direct counterpart of a codec of deltas: q2+z of aq2+z, top10 of aqtop10."""
     return fw.replace("aqtop", "top").replace("aq", "q")
 
 
 def _codec(text: str, direction: Direction) -> AnyCodec:
-    return parse_published(text) or parse(text, direction)
+    return parse_published(text) or parse_former(text) or parse(text, direction)
 
 
 def channel_of(text: str, key: str, direction: Direction) -> Channel:
     """One direction by its codec, and that of first frames where they build on nothing."""
-    codec = _codec(text, direction)
+    is_mixed = text.endswith(MIXED)
+    codec = _codec(text.removesuffix(MIXED), direction)
     spec = getattr(codec, "spec", None)
     is_delta = bool(getattr(spec or codec, "is_delta", False))
     first = _codec(key, direction) if is_delta else None
-    return Channel(codec, first, is_delta, bool(getattr(spec, "has_residual", False)))
+    has_residual = is_mixed or bool(getattr(spec, "has_residual", False))
+    return Channel(codec, first, is_delta, has_residual, is_mixed)

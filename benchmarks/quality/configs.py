@@ -8,7 +8,7 @@ sample's first frame, for codecs that send deltas. `fill` is that of a batch's f
 later, `drain` that of its last one's gradient. With `reuse`, as `t0.2` or `s0.2` of `reuse.py`,
 tokens or samples that hardly moved are not sent forward. `first` is that of a sample's first
 gradient; if it is not given, gradients are sent by `bw` from the start. With `dp`, as in `--dp`,
-two replicas of all stages train. Buffers have 16 `bits` a value if nothing else is said. `none`
+two replicas of all stages train. Buffers have 16 `bits` a value by default. `none`
 alone is `none/none`.
 """
 
@@ -26,7 +26,7 @@ _PATTERN = re.compile(
     r"(@(?P<key>[^/@#:]+))?(@(?P<first>[^/@#:]+))?(#(?P<bits>\d+))?(:(?P<epochs>\d+))?"
 )
 
-_ASKED = "quality"
+_QUALITY = "quality"
 """As in `quality0.01/q1.5+z`: steps of activations follow what compression is found to cost."""
 
 GROUPS: dict[str, str] = {
@@ -151,8 +151,8 @@ class Config:
 
     @property
     def quality(self) -> float:
-        """The share of perplexity that compression may cost, where that is what is asked for."""
-        return float(self.fw.removeprefix(_ASKED)) if self.fw.startswith(_ASKED) else 0.0
+        """The share of perplexity that compression may cost, if the config limits it."""
+        return float(self.fw.removeprefix(_QUALITY)) if self.fw.startswith(_QUALITY) else 0.0
 
     @property
     def has_key(self) -> bool:
@@ -170,7 +170,7 @@ class Config:
 
 
 def parse_config(text: str, default_epochs: int = DEFAULT_EPOCHS) -> Config:
-    """The Config of a text such as `aq2+z/q2+z@q4+z:10`.
+    """Parse a config such as `aq2+z/q2+z@q4+z:10`.
 
     Raises:
         ValueError: the text is no config.
@@ -196,6 +196,6 @@ def parse_config(text: str, default_epochs: int = DEFAULT_EPOCHS) -> Config:
 
 
 def configs_of(texts: str, default_epochs: int) -> list[Config]:
-    """The configs of a group's table or of the `--configs` option, without repeats."""
+    """Parse the configs of a group's table or of the `--configs` option, without repeats."""
     parts = texts.replace(",", " ").split()
     return list(dict.fromkeys(parse_config(part, default_epochs) for part in parts))

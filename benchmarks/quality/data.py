@@ -40,7 +40,7 @@ class Dataset:
         return len(self.tokens)
 
     def batch(self, rows: Tensor) -> Batch:
-        """The samples of these rows."""
+        """Return the samples of these rows."""
         labels = self.labels[rows] if len(self.labels) else self.labels
         return Batch(rows, self.tokens[rows], self.lengths[rows], labels)
 
@@ -54,7 +54,7 @@ class Dataset:
 
 
 def train_tokenizer(text: str, vocabulary: int) -> Tokenizer:
-    """A byte-level BPE of `text`; the same text gives the same tokenizer."""
+    """Train a byte-level BPE on `text`; the same text gives the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -82,7 +82,7 @@ def take(dataset: Dataset, start: int, end: int | None = None) -> Dataset:
 
 
 def cola_text(path: Path) -> str:
-    """The sentences of a CoLA file as a text, one a line, in an order that is always the same."""
+    """Read the sentences of a CoLA file as lines of a text, in a fixed shuffled order."""
     rows = path.read_text().splitlines()
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
     return "".join(rows[i].split("\t")[3] + "\n" for i in order)

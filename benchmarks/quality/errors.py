@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality.boundary import AnyCodec
+from benchmarks.quality.former import parse_former
 from benchmarks.quality.models import CutModel, Regime, steps
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
@@ -34,7 +35,7 @@ class Recorder:
         self.kept: dict[int, Tensor] = {}
 
     def begin(self, mode: str, ids: Tensor, lengths: Tensor) -> None:
-        """As `Cuts.begin`."""
+        """Ignore the batch; all tensors are recorded."""
 
     def cut(self, index: int, x: Tensor) -> Tensor:
         """`x` as it is."""
@@ -97,7 +98,7 @@ def _probe(model: CutModel, task: Task) -> dict[int, tuple[Tensor, Tensor]]:
 
 def _error_and_bits(name: str, tensors: list[Tensor]) -> tuple[float, float]:
     """Mean relative error, and mean bits a value with all headers."""
-    codec: AnyCodec = parse_published(name) or parse(name)
+    codec: AnyCodec = parse_published(name) or parse_former(name) or parse(name)
     errors, bits = [], []
     for x in tensors:
         encoded = codec.encode(x.contiguous())

@@ -16,7 +16,7 @@ DEFAULT_FAMILY = "gpt2"
 
 
 class Sizes(NamedTuple):
-    """Of a model."""
+    """The sizes of a model."""
 
     layers: int
     width: int

@@ -27,7 +27,7 @@ from benchmarks.quality.models import regime_of, steps
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
 from swarm_ft.codec.basis import learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 
 CODECS = "q1+z,q0.85+z+book,q1+z+book,q1.25+z,q1.25+z+book,q1.5+z"
 ENTRIES = (64, 256, 1024)
@@ -62,18 +62,18 @@ class Recorder(Cuts):
         self.kept: dict[int, list[Tensor]] = {}
 
     def begin(self, mode: str, ids: Tensor, lengths: Tensor) -> None:
-        """As `Cuts.begin`."""
+        """Begin as `Cuts.begin` does, and record the ids."""
         super().begin(mode, ids, lengths)
         self.seen += [ids] if mode == "train" else []
 
     def through(self, channel: Channel, x: Tensor, scale: float = 1.0) -> Tensor:
-        """As `Cuts.through`."""
+        """Record the tensor and pass it on unchanged."""
         self.kept.setdefault(id(channel), []).append(x.detach() * scale)
         return x
 
 
 def recorded(task: Task) -> Recorded:
-    """An epoch of the task."""
+    """Train an epoch of the task and record the tensors at its cuts."""
     model, regime = task.model(0), task.regime
     model.cuts = recorder = Recorder(len(regime.cuts))
     embeddings = model.body.get_input_embeddings().weight.detach().clone()
@@ -96,7 +96,7 @@ def nothing(rows: Tensor) -> Iterator[Tensor]:
 
 
 def by_key(keys: Tensor, count: int) -> Predictions:
-    """The mean of earlier rows of the same key, [steps, rows], below `count`; else of all."""
+    """Predict the mean of earlier rows with the same key below `count`, [steps, rows]."""
 
     def predicted(rows: Tensor) -> Iterator[Tensor]:
         sums, weights = torch.zeros(count, rows.shape[2]), torch.zeros(count, 1)
@@ -110,12 +110,12 @@ def by_key(keys: Tensor, count: int) -> Predictions:
     return predicted
 
 
-def by_map(given: Tensor) -> Predictions:
-    """A linear map of what is given, [steps, rows, features], and a constant: ridge regression."""
+def by_map(features: Tensor) -> Predictions:
+    """Predict by ridge regression on features, [steps, rows, features], and a constant."""
 
     def predicted(rows: Tensor) -> Iterator[Tensor]:
-        ones = torch.full((*given.shape[:2], 1), float(given.std()))
-        known = torch.cat((given, ones), 2).double()
+        ones = torch.full((*features.shape[:2], 1), float(features.std()))
+        known = torch.cat((features, ones), 2).double()
         size = known.shape[2]
         xx, xy = torch.zeros(size, size).double(), torch.zeros(size, rows.shape[2]).double()
         for x, now in zip(known, rows, strict=True):
@@ -127,7 +127,7 @@ def by_map(given: Tensor) -> Predictions:
 
 
 def by_codebook(entries: int, *, directions: bool = False) -> Predictions:
-    """The nearest of so many means of earlier rows, made anew as bases are."""
+    """Predict the nearest of `entries` centroids of earlier rows, made anew as bases are."""
 
     def predicted(rows: Tensor) -> Iterator[Tensor]:
         book = torch.zeros(1, rows.shape[2])
@@ -157,7 +157,7 @@ def k_means(rows: Tensor, count: int) -> Tensor:
 
 
 def nearest(rows: Tensor, entries: Tensor) -> Tensor:
-    """Which entry is, of each row."""
+    """Return the index of the nearest entry for each row."""
     return (entries.square().sum(1) - 2 * rows @ entries.T).argmin(1)
 
 
@@ -171,34 +171,34 @@ def bits_of(x: Tensor, predicted: Tensor, size: float) -> tuple[float, float]:
         x, predicted: [steps, samples, tokens, channels].
         size: of a step, times the spread of the activation itself.
     """
-    alone, beside = (
+    alone, along_codebook = (
         DirectionalCodec(parse_codec_spec(f"{name}{size:g}", Direction.FORWARD))
         for name in ("qk", "aqk")
     )
-    basis, bits, told_bits = None, 0, 0
-    for step, (now, foretold) in enumerate(zip(x, predicted, strict=True)):
+    basis, bits, basis_bits = None, 0, 0
+    for step, (now, prediction) in enumerate(zip(x, predicted, strict=True)):
         if is_due(step):
             size = statistics.fmean(alone.step_of(sample) for sample in x[step - 1])
             left = (x[step - 1] - predicted[step - 1]) if step > 1 else x[0]
             basis = learn_basis(list(left), size, has_mean=True)
-            told_bits += 8 * len(basis.data) if basis else 0
-        for sample, base in zip(now, foretold, strict=True):
+            basis_bits += 8 * len(basis.data) if basis else 0
+        for sample, base in zip(now, prediction, strict=True):
             if basis is None:
                 encoded = alone.encode(sample)
             else:
-                encoded = beside.with_basis(basis).encode(sample, base)
+                encoded = along_codebook.with_side_info(basis).encode(sample, base)
             bits += 8 * len(encoded.to_bytes())
-    return bits / x.numel(), told_bits / x.numel()
+    return bits / x.numel(), basis_bits / x.numel()
 
 
 def share_left(x: Tensor, predicted: Tensor) -> float:
-    """Of the energy around what a sample's tokens have in common, in settled steps."""
+    """Return the share of energy around the tokens' mean that is left, in settled steps."""
     left, all_ = ((each - each.mean(2, keepdim=True))[_SETTLED:] for each in (x - predicted, x))
     return float(left.square().sum() / all_.square().sum())
 
 
 def print_activations(run: Recorded, size: float) -> None:
-    """A table for each boundary."""
+    """Print a table for each boundary."""
     ids = run.tokens.flatten(1)
     positions = torch.arange(run.tokens.shape[2]).repeat(run.tokens.shape[1]).expand_as(ids)
     vocabulary = len(run.embeddings)
@@ -210,18 +210,20 @@ def print_activations(run: Recorded, size: float) -> None:
     }
     ways |= {f"{count} centroids": (by_codebook(count), math.log2(count)) for count in ENTRIES}
     for index, x in enumerate(run.forward):
-        _say(f"\nactivations, boundary {index}: left, bits of `qk{size:g}`, of names, of bases\n")
+        _print_line(
+            f"\nactivations, boundary {index}: left, bits of `qk{size:g}`, of names, of bases\n"
+        )
         for name, (way, name_bits) in ways.items():
             predicted = torch.stack(list(way(x.flatten(1, 2)))).view_as(x)
-            bits, told = bits_of(x, predicted, size)
-            _row(name, share_left(x, predicted), bits, name_bits / x.shape[3], told)
+            bits, basis_bits = bits_of(x, predicted, size)
+            _row(name, share_left(x, predicted), bits, name_bits / x.shape[3], basis_bits)
 
 
 # ---- gradients
 
 
 def left_along(gradients: Tensor, predicted: Tensor) -> float:
-    """Of tokens' energy beside the best multiple of a direction, in settled steps."""
+    """Return the share of energy beside the best multiple of a direction, in settled steps."""
     along = (gradients * functional.normalize(predicted, dim=2)).sum(2).square()
     energy = gradients.square().sum(2)
     return float((energy - along)[_SETTLED:].sum() / energy[_SETTLED:].sum())
@@ -252,20 +254,20 @@ def print_gradients(run: Recorded, codecs: list[str]) -> None:
             "map of the target's embedding": by_map(run.embeddings[targets]),
         }
         ways |= {f"{n} directions": by_codebook(n, directions=True) for n in ENTRIES}
-        _say(f"\ngradients, boundary {index}: left along the best multiple\n")
+        _print_line(f"\ngradients, boundary {index}: left along the best multiple\n")
         for name, way in ways.items():
             predicted = torch.stack(list(way(functional.normalize(rows, dim=2))))
             _row(name, left_along(rows, predicted))
-        _say(f"\ngradients, boundary {index}: bits, squared error\n")
+        _print_line(f"\ngradients, boundary {index}: bits, squared error\n")
         for codec in codecs:
             _row(f"`{codec}`", *lost(codec, run.ids, x))
 
 
 def _row(name: str, *numbers: float) -> None:
-    _say(f"| {name} | " + " | ".join(f"{number:.3f}" for number in numbers) + " |")
+    _print_line(f"| {name} | " + " | ".join(f"{number:.3f}" for number in numbers) + " |")
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

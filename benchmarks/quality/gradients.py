@@ -19,7 +19,7 @@ from benchmarks.quality.boundary import Channel, Cuts, channel_of
 from benchmarks.quality.configs import DEFAULT_EPOCHS, parse_config
 from benchmarks.quality.models import regime_of, steps
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
-from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.codec.spec import Direction
 
 CODECS = "q1t+z,q1t+d+z,q1f+d+z,q1.5t+d+z,q2t+d+z,q1t+d+z+ef21@q1t+d+z,q1t+d+z+last@q1t+d+z"
 Visit = tuple[int, int, Tensor]
@@ -35,16 +35,16 @@ class Recorder(Cuts):
         self.samples, self.step = samples, 0
 
     def begin(self, mode: str, ids: Tensor, lengths: Tensor) -> None:
-        """As `Cuts.begin`."""
+        """Begin as `Cuts.begin` does, and count the step."""
         super().begin(mode, ids, lengths)
         self.step += mode == "train"
 
     def through(self, channel: Channel, x: Tensor, scale: float = 1.0) -> Tensor:
-        """As `Cuts.through`."""
-        for kept, boundary in zip(self.kept, self.boundaries, strict=True):
+        """Record the first samples' gradients and pass the tensor on unchanged."""
+        for visits, boundary in zip(self.kept, self.boundaries, strict=True):
             if boundary.backward is channel:
                 few = (one for one in zip(self.ids, x, strict=True) if one[0] < self.samples)
-                kept += [(self.step, sample, row.detach() * scale) for sample, row in few]
+                visits += [(self.step, sample, row.detach() * scale) for sample, row in few]
         return x
 
 
@@ -81,15 +81,15 @@ def _sent(channel: Channel, visits: list[Visit]) -> Iterable[tuple[int, Tensor, 
 
 
 def left_after_last(visits: list[Visit]) -> list[float]:
-    """Of tokens' energy, on average, after the best share of the last gradient, by visit."""
+    """Return the mean share of energy that the last gradient does not explain, by visit."""
     last: dict[int, Tensor] = {}
     sums: list[list[float]] = [[] for _ in range(DEFAULT_EPOCHS)]
     for visit, sample, x, _ in _numbered((sample, x, x) for _, sample, x in visits):
         if visit:
-            told = torch.cosine_similarity(
+            cosine = torch.cosine_similarity(
                 x[:-1], last[sample][:-1]
             )  # the last token has no target
-            sums[visit].append((1 - told.square()).mean().item())
+            sums[visit].append((1 - cosine.square()).mean().item())
         last[sample] = x
     return [sum(each) / len(each) for each in sums[1:]]
 
@@ -97,7 +97,7 @@ def left_after_last(visits: list[Visit]) -> list[float]:
 def _numbered(
     pairs: Iterable[tuple[int, Tensor, Tensor]],
 ) -> Iterable[tuple[int, int, Tensor, Tensor]]:
-    """With the number of the sample's visit in front."""
+    """Yield each pair with the number of the sample's visit in front."""
     seen: dict[int, int] = {}
     for sample, one, other in pairs:
         seen[sample] = seen.get(sample, -1) + 1

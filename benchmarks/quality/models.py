@@ -55,23 +55,23 @@ class Regime:
     in_a_row: int = 1
 
     def backbone(self) -> Regime:
-        """With only what pre-training depends on."""
+        """Return the regime with only the fields that pre-training depends on."""
         plain = self.without_adapters()
         plain = replace(plain, cuts=(), in_a_row=1)
         return replace(plain, train_samples=0, cola_sentences=0, cola_tokens=0)
 
     def without_adapters(self) -> Regime:
-        """Where all weights train."""
+        """Return the regime in which all weights train."""
         return replace(self, **_NO_ADAPTERS)
 
     @property
     def sizes(self) -> Sizes:
-        """Of the model."""
+        """The sizes of the model."""
         return Sizes(self.layers, self.width, self.heads, self.vocabulary, self.tokens)
 
     @property
     def trains(self) -> str:
-        """What of the model does, in words."""
+        """The trained part of the model, as a text."""
         if not self.lora_r:
             return "all"
         layers = "all linear layers" if self.lora_mlp else "attention"
@@ -79,7 +79,7 @@ class Regime:
         return f"LoRA of rank {self.lora_r}, {layers}{blocks}"
 
     def digest(self) -> str:
-        """A short name that differs where any field does.
+        """Return a short name that differs where any field does.
 
         What is as it was before there was a field leaves that field out: adapters where all
         weights train, the first family, one visit at a time.
@@ -96,7 +96,7 @@ _ADDED_LATER: dict[str, Any] = {"family": DEFAULT_FAMILY, "in_a_row": 1}
 
 
 def regime_of(settings: list[str]) -> Regime:
-    """The default regime with `field=number` settings; `cuts=1,3` takes several."""
+    """Apply `field=number` settings to the default regime; `cuts=1,3` takes several."""
     kinds = {field.name: field.type for field in fields(Regime)}
     values: dict[str, object] = {}
     for setting in settings:
@@ -201,7 +201,7 @@ def _visits(
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """What compression did to one batch, by the same weights.
+    """The effect of compression on one batch, with the same weights.
 
     Attributes:
         loss: how much more, in nats.
@@ -235,7 +235,7 @@ def _flat_gradient(model: CutModel) -> Tensor:
 
 
 def _backward(model: CutModel, dataset: Dataset, part: Batch) -> Tensor:
-    """The gradients of a batch's mean loss, by one peer or as replicas sum them; the loss."""
+    """Set the gradients of a batch's mean loss, reduced over replicas if any; return the loss."""
     if model.replicas is None:
         return _set_gradients(model, part, 1.0)
     loss, gradients = flat_gradients(model, dataset, part, model.replicas.count)
@@ -251,7 +251,7 @@ def _backward(model: CutModel, dataset: Dataset, part: Batch) -> Tensor:
 def flat_gradients(
     model: CutModel, dataset: Dataset, part: Batch, count: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """A batch's mean loss, and the gradients of `count` replicas, which add up to that loss's.
+    """Return a batch's mean loss and the gradients of `count` replicas, whose sum is its gradient.
 
     Each is float32 [n], parameters by name, as a peer has it.
     """
@@ -289,7 +289,7 @@ def evaluate(
 def pretrained(
     regime: Regime, text: str, dataset: Dataset, seed: int, cache: Path
 ) -> dict[str, Tensor]:
-    """The pre-trained weights of the backbone; computed once for a seed and kept in `cache`."""
+    """Return the backbone's pre-trained weights, computed once a seed and stored in `cache`."""
     digest = hashlib.sha256((regime.backbone().digest() + text).encode()).hexdigest()[:12]
     path = cache / f"pretrained-{digest}-{seed}.safetensors"
     if not path.exists():
@@ -308,7 +308,7 @@ def pretrained(
 def fine_tunable(
     regime: Regime, weights: dict[str, Tensor], seed: int, classes: int = 0
 ) -> CutModel:
-    """The model that a run begins with: pre-trained backbone, new classifier head if any."""
+    """Build the model that a run begins with: a pre-trained backbone, a new classifier if any."""
     torch.manual_seed(seed)
     model = CutModel(regime, classes)
     model.body.load_state_dict(weights)

@@ -36,7 +36,7 @@ _OFFSETS = [
 
 
 class Point(NamedTuple):
-    """What a config costs and loses, means over seeds; `spread` is the loss's."""
+    """The bits and losses of a config, means over seeds; `spread` is the loss's."""
 
     bits: float
     loss: float
@@ -70,7 +70,7 @@ def _save(figure: Any, path: Path) -> None:  # noqa: ANN401
 
 
 def _plot_epochs(panels: Iterable[Any], rows: Rows, configs: list[Config]) -> None:
-    """A panel for each kind of codec, a line a config: mean over seeds, without codecs."""
+    """Plot a panel for each kind of codec, with a line a config: the mean over seeds."""
     for axes, (title, families) in zip(panels, _PANELS.items(), strict=True):
         members = [config for config in configs if _family(config) in families]
         colours = pyplot.get_cmap("turbo").resampled(len(members) + 2)
@@ -91,7 +91,7 @@ def _plot_curve(axes: Any, rows: Rows, config: Config, **style: Any) -> None:  #
 
 
 def _plot_bits(panels: Iterable[Any], points: list[Point]) -> None:
-    """A point a config: on the left all of them, on the right those that lose little."""
+    """Plot a point a config: all of them on the left, those that lose little on the right."""
     whole, close = panels
     for axes in (whole, close):
         for number, family in enumerate(_FAMILIES):
@@ -156,7 +156,7 @@ def bits_both_ways(run: Record) -> float:
 def point_of(
     config: Config, rows: Rows, bits_of: Callable[[Record], float] = bits_both_ways
 ) -> Point | None:
-    """Where a config lies; None without a run that ended beside an uncompressed one."""
+    """Return the point of a config; None without a run that ended beside an uncompressed one."""
     runs = _finished(rows, config)
     losses = [loss for run in runs if (loss := change(run, rows)) is not None]
     if not losses:
@@ -172,6 +172,6 @@ def _finished(rows: Rows, config: Config) -> list[Record]:
 
 
 def _family(config: Config) -> str:
-    """By the forward codec; by the backward one where forward sends all."""
+    """Return the family of the forward codec, or of the backward one if there is none."""
     text = config.bw if config.fw == "none" else config.fw
     return next(family for family in _FAMILIES if text.startswith(family))

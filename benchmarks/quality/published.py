@@ -22,7 +22,7 @@ _PATTERN = re.compile(r"pub(?P<delta>a?)q(?P<bits>[2-8])")
 
 @dataclass(frozen=True, slots=True)
 class PublishedTensor:
-    """What the published code sends of a tensor: codes, most significant bit first, and scales."""
+    """The encoding of the published code: codes, most significant bit first, and scales."""
 
     tokens: int
     channels: int
@@ -82,12 +82,12 @@ class PublishedCodec:
     def next_base(
         self, encoded: PublishedTensor, value: Tensor, base: Tensor | None = None
     ) -> Tensor:
-        """The value."""
+        """Return the value."""
         return value
 
 
 def parse_published(text: str) -> PublishedCodec | None:
-    """The codec of `pubq4` or `pubaq4`; None for other texts."""
+    """Parse `pubq4` or `pubaq4`; return None for other texts."""
     match = _PATTERN.fullmatch(text)
     return PublishedCodec(int(match["bits"]), bool(match["delta"])) if match else None
 

@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def points(rows: Rows) -> Iterator[Point]:
-    """Where configs lie that compress nothing but activations."""
+    """Yield the points of configs that compress only activations."""
     for name, epochs in rows:
         config = parse_config(name)
         if epochs != DEFAULT_EPOCHS or config.bw != "none" or config.fw == "none":
@@ -61,12 +61,12 @@ def points(rows: Rows) -> Iterator[Point]:
 
 
 def family_of(codec: str) -> str:
-    """By which a codec is drawn; empty: by none."""
+    """Return the family that a codec is drawn with, or an empty text."""
     return next((family for family in FAMILIES if re.match(family, codec)), "")
 
 
 def draw(axes: Any, title: str, shown: list[Point]) -> None:  # noqa: ANN401 - pyplot has no types
-    """A line, fewest bits first."""
+    """Draw a line, the fewest bits first."""
     if not shown:
         return
     bits, losses, spreads = zip(*(point[:3] for point in shown), strict=True)

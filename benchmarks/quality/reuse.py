@@ -19,7 +19,7 @@ _PATTERN = re.compile(r"(?P<unit>[ts])(?P<threshold>\d+(\.\d+)?)")
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Which tokens are left out.
+    """The rule that leaves tokens out.
 
     Attributes:
         by_token: each is judged by itself; else all tokens of a sample together.
@@ -30,7 +30,7 @@ class Reuse:
     threshold: float
 
     def moved(self, x: Tensor, base: Tensor) -> Tensor:
-        """Which tokens of x, [tokens, channels], are to be sent: bool [tokens]."""
+        """Return which tokens of x, [tokens, channels], must be sent: bool [tokens]."""
         change, size = (value.square().sum(1) for value in (x - base, x))
         if not self.by_token:
             change, size = (each.sum().expand(len(x)) for each in (change, size))
@@ -39,7 +39,7 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class Partly:
-    """A sample's frame of the tokens that moved, behind what says which these are.
+    """A sample's frame of the tokens that moved, behind flags that mark them.
 
     Attributes:
         tokens: of the sample.
@@ -53,13 +53,13 @@ class Partly:
     frame: Any
 
     def to_bytes(self) -> bytes:
-        """A bit a flag, and the frame."""
+        """Encode a bit a flag, then the frame."""
         flags = np.packbits(self.flags.numpy()).tobytes()
         return flags if self.frame is None else flags + bytes(self.frame.to_bytes())
 
 
 def parse_reuse(text: str) -> Reuse:
-    """The Reuse of `t0.2`, by token, or `s0.2`, by sample.
+    """Parse `t0.2`, reuse by token, or `s0.2`, by sample.
 
     Raises:
         ValueError: the text is neither.
@@ -71,7 +71,7 @@ def parse_reuse(text: str) -> Reuse:
 
 
 def merged(moved: Tensor, sent: Tensor | None, base: Tensor) -> Tensor:
-    """What the receiver has then: `sent`, [tokens that moved, channels], and the base's others."""
+    """Return the receiver's rows: `sent`, [moved tokens, channels], and the base's others."""
     y = base.clone()
     if sent is not None:
         y[moved] = sent

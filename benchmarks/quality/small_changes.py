@@ -25,14 +25,14 @@ from benchmarks.quality.table import row
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.ids import BlockIndex
-from swarm_ft.peer.boundary.bases import BasisKey, BasisKind
+from swarm_ft.peer.boundary.side_info import SideInfoKey, TensorKind
 
 SAMPLES = 8
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 0.0)
 
 
 class Cost(NamedTuple):
-    """Of a sample.
+    """The cost of a sample.
 
     Attributes:
         change: root mean square, of that of the values.
@@ -72,7 +72,7 @@ Visit = tuple[DirectionalCodec, Tensor, Tensor]
 
 
 def visits(task: Task, text: str) -> Iterator[list[Visit]]:
-    """Of each boundary, after a run by that config; of a few samples."""
+    """Train by the config and yield the visits of a few samples, for each boundary."""
     model, config = task.model(0), parse_config(text)
     cuts = model.cuts = Cuts(config, len(task.regime.cuts))
     rate = RATES[task.name]
@@ -83,7 +83,7 @@ def visits(task: Task, text: str) -> Iterator[list[Visit]]:
 
 
 def _activations(model: CutModel, task: Task) -> list[Tensor]:
-    """Of the first samples, by boundary: float32 [samples, tokens, channels]."""
+    """Return the first samples' activations by boundary: float32 [samples, tokens, channels]."""
     recorder = Recorder()
     model.cuts = cast(Cuts, recorder)
     model.loss(task.train.batch(torch.arange(SAMPLES)))
@@ -92,8 +92,8 @@ def _activations(model: CutModel, task: Task) -> list[Tensor]:
 
 def _visit(channel: Channel, sample: int, x: Tensor) -> Visit:
     codec = cast(DirectionalCodec, channel.codec)
-    basis = channel.learner.bases.get(BasisKey(BlockIndex(0), BasisKind.CHANGE))
-    return codec.with_basis(basis), x, channel.base_of(sample, x)
+    basis = channel.learner.bases.get(SideInfoKey(BlockIndex(0), TensorKind.CHANGE))
+    return codec.with_side_info(basis), x, channel.base_of(sample, x)
 
 
 def mean_cost(pairs: list[Visit], share: float) -> Cost:

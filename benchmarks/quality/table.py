@@ -17,7 +17,7 @@ from benchmarks.quality.train import RATES, Record
 
 
 class Kind(NamedTuple):
-    """What runs have to have in common to be compared; the defaults are a record's that is older.
+    """The properties that comparable runs share; the defaults are those of older records.
 
     Attributes:
         family: of the model.
@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 
     @staticmethod
     def of(record: Record) -> Kind:
-        """A run's."""
+        """Return the kind of a run."""
         return Kind()._replace(**{name: record[name] for name in Kind._fields if name in record})
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def rows_of(records: Iterable[Record], task: str, kind: Kind = _OLDEST) -> Rows:
-    """Runs of a task at its rate that are of a kind, by config; of a repeated run the last."""
+    """Select a task's runs of a kind at its rate, by config; of a repeated run the last one."""
     runs = {}
     for record in records:
         if Kind.of(record) == kind and record["task"] == task and record["rate"] == RATES[task]:
@@ -103,7 +103,7 @@ def rows_of(records: Iterable[Record], task: str, kind: Kind = _OLDEST) -> Rows:
 
 
 def wanted(records: list[Record], group: str | None, configs: list[Config] | None) -> list[Config]:
-    """The configs to show: those asked for, else a group's, else all there are; each name once.
+    """Return the configs to show: the requested, else a group's, else all; each name once.
 
     Two configs may differ in a key codec that neither uses; runs are known by their names alone.
     """
@@ -116,20 +116,20 @@ def wanted(records: list[Record], group: str | None, configs: list[Config] | Non
 
 
 def print_tables(records: list[Record], group: str | None, configs: list[Config] | None) -> None:
-    """The learning rates tried, then the runs, of each task that has some, or of a group's task."""
+    """Print the learning rates tried, then the runs, of all tasks or of a group's task."""
     for task in RATES:
         of_task = [record for record in records if record["task"] == task]
         if of_task and (group is None or (task == "cola") == (group == "cola")):
             for kind in dict.fromkeys(Kind.of(record) for record in of_task):
                 alike = [record for record in of_task if Kind.of(record) == kind]
                 if kind != _OLDEST:
-                    _say(f"\n## {task}: {kind}")
+                    _print_line(f"\n## {task}: {kind}")
                 _print_rates(alike, task)
                 _print_runs(rows_of(alike, task, kind), task, wanted(alike, group, configs))
 
 
 def change(record: Record, rows: Rows) -> float | None:
-    """Final perplexity against the uncompressed run of the same seed, in percent."""
+    """Compare the final perplexity with the uncompressed run of the same seed, in percent."""
     for none in rows.get(("none", record["planned_epochs"]), []):
         if none["seed"] == record["seed"] and not none["diverged"] and "ppl" in none["start"]:
             return 100 * (record["epochs"][-1]["ppl"] / none["epochs"][-1]["ppl"] - 1)
@@ -143,7 +143,7 @@ def _print_rates(records: list[Record], task: str) -> None:
         for record in records
         if record["config"] == "none" and record["planned_epochs"] == DEFAULT_EPOCHS
     ]
-    _say(f"\n### {task}: learning rates, uncompressed (used: {RATES[task]:g})\n")
+    _print_line(f"\n### {task}: learning rates, uncompressed (used: {RATES[task]:g})\n")
     row(["rate", "seed", "start", "end", "change"], header=True)
     for record in sorted(tried, key=lambda r: (r["rate"], r["seed"])):
         start, end = record["start"][name], record["epochs"][-1][name]
@@ -157,7 +157,7 @@ def _print_runs(rows: Rows, task: str, configs: list[Config]) -> None:
     columns = [*scores, *_BITS]
     if any(config.dp for config in configs):
         columns.append(Column("bits between replicas", lambda record: record.get("bits_dp")))
-    _say(f"\n### {task}: runs\n")
+    _print_line(f"\n### {task}: runs\n")
     row(["config", "epochs", "seeds", *(column.heading for column in columns)], header=True)
     for config in configs:
         runs = rows.get((str(config), config.epochs), [])
@@ -181,11 +181,11 @@ def spread(found: list[float | None], form: str) -> str:
 
 
 def row(cells: list[str], header: bool = False) -> None:
-    """A line of a Markdown table."""
-    _say("| " + " | ".join(cells) + " |")
+    """Print a line of a Markdown table."""
+    _print_line("| " + " | ".join(cells) + " |")
     if header:
-        _say("|" + "---|" * len(cells))
+        _print_line("|" + "---|" * len(cells))
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")

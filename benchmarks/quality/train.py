@@ -48,7 +48,7 @@ class Task:
     weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     def model(self, seed: int) -> CutModel:
-        """The model that a run of that seed begins with."""
+        """Return the model that a run of that seed begins with."""
         if seed not in self.weights:
             self.weights[seed] = pretrained(self.regime, self.text, self.pretrain, seed, self.cache)
         classes = 2 if self.name == "cola" else 0
@@ -121,7 +121,7 @@ def run(task: Task, config: Config, seed: int, rate: float) -> Record:
 
 
 def key_of(task: Task, config: Config, seed: int, rate: float) -> Record:
-    """What a run is known by: two runs with the same key give the same numbers."""
+    """Return the key of a run: two runs with the same key give the same numbers."""
     return {
         "task": task.name,
         "regime": _relevant(task).digest(),
@@ -133,7 +133,7 @@ def key_of(task: Task, config: Config, seed: int, rate: float) -> Record:
 
 
 def _relevant(task: Task) -> Regime:
-    """The regime without what this task does not use."""
+    """Return the regime without the fields that this task does not use."""
     if task.name == "cola":
         return replace(task.regime, train_samples=0)
     return replace(task.regime, cola_sentences=0, cola_tokens=0)

@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _follow(task: Task, dps: list[str], epochs: int, seed: int) -> Iterator[tuple[str, ...]]:
-    """A row of the table for each codec."""
+    """Yield a row of the table for each codec."""
     model = task.model(seed)
     parameters = [parameter for _, parameter in sorted(model.named_parameters())]
     sizes = [parameter.numel() for parameter in parameters]
@@ -89,7 +89,7 @@ def _follow(task: Task, dps: list[str], epochs: int, seed: int) -> Iterator[tupl
 def _gradients(
     model: CutModel, task: Task, epochs: int, seed: int
 ) -> Iterator[tuple[list[Tensor], float]]:
-    """Of both halves of each batch, and the rate of its step; the caller moves the model."""
+    """Yield the gradients of both halves of each batch and the rate of its step."""
     generator = torch.Generator().manual_seed(seed)
     batch, step = task.regime.batch, 0
     total = epochs * (len(task.train) // batch)

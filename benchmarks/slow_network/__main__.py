@@ -32,11 +32,11 @@ QUICK = (("aq4~aq2/q8", 10_000.0), ("aq4~aq2/q8", 100.0), ("gpipe", 100.0))
 """Systems and Mbps: the same swarm on a fast and on a slow link, and what it is compared with."""
 QUICK_DILATION = 3.0
 """Of the swarm: with it two cores are two thirds busy at 100 Mbps."""
-_say = Console(stderr=True).print
+_print_line = Console(stderr=True).print
 
 
 def main() -> None:
-    """Do what the options say."""
+    """Run the command."""
     parser = _parser()
     options = parser.parse_args()
     if os.geteuid() != 0:
@@ -48,7 +48,7 @@ def main() -> None:
     rows = _measure(trials, keep=options.keep)
     Console(width=120).print(to_table(rows))
     for line in cost_of_tls(rows):
-        _say(line, highlight=False, soft_wrap=True)
+        _print_line(line, highlight=False, soft_wrap=True)
     document = {"cpus": os.cpu_count(), "preset": options.preset, "rows": to_document(rows)}
     if options.json:
         options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -128,14 +128,14 @@ def _measure(trials: Iterable[tuple[System, Trial]], *, keep: bool) -> list[Row]
         raise SystemExit(f"{error}{'' if keep else '; --keep keeps the logs'}") from None
     finally:
         if keep:
-            _say(f"logs: {folder}")
+            _print_line(f"logs: {folder}")
         else:
             shutil.rmtree(folder)
 
 
 def _run(trials: Iterable[tuple[System, Trial]], folder: Path) -> Iterator[Row]:
     for number, (system, trial) in enumerate(trials):
-        _say(f"{describe(trial.network)}: {system.name}", highlight=False)
+        _print_line(f"{describe(trial.network)}: {system.name}", highlight=False)
         yield run_case(system, trial, folder / str(number))
 
 
@@ -175,10 +175,10 @@ def _grid(options: argparse.Namespace) -> Iterator[tuple[str, Network]]:
 
 def _work(options: argparse.Namespace) -> Work:
     names = ("stages", "replicas", "tokens", "batch_size", "micro_batch_size")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    values = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.model:
-        given["channels"] = open_checkpoint(options.model).describe().hidden_size
-    return replace(PRESETS[options.preset], **given)
+        values["channels"] = open_checkpoint(options.model).describe().hidden_size
+    return replace(PRESETS[options.preset], **values)
 
 
 def _numbers(text: str) -> list[float]:

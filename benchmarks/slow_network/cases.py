@@ -31,7 +31,7 @@ class System:
         measure: runs it.
         order: of its passes; None where activations take other ways than from stage to stage, or
             compute is real and its time not known.
-        dilation: with which this machine's CPUs are not what limits it, if not told otherwise.
+        dilation: the default, with which this machine's CPUs do not limit it.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def efficiency(self) -> float | None:
-        """Of the limit."""
+        """The speed as a share of the limit."""
         return self.samples_per_s / self.limit_per_s if self.limit_per_s else None
 
 

@@ -32,7 +32,7 @@ class EmulatedStage(nn.Module):
         self._forward_s, self._backward_s, self._dtype = forward_s, backward_s, dtype
 
     def forward(self, hidden_btc: Tensor) -> Tensor:
-        """From floats [B, T, C] of any dtype to `dtype`; gradients go back as they came."""
+        """Cast floats [B, T, C] of any dtype to `dtype`; gradients go back in their own."""
         output: Tensor = _Emulated.apply(
             hidden_btc, self.weight, self._forward_s, self._backward_s, self._dtype
         )

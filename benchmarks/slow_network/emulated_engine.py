@@ -1,7 +1,7 @@
 """A stage that takes a stated time instead of computing; its tensors have the real shape.
 
 Everything else of a peer is real: this takes the place of its engine alone (`stage.base.Engine`).
-Tensors look like those of training as far as codecs can tell: values are normal, tokens differ in
+Tensors have the statistics that matter to codecs: values are normal, tokens differ in
 scale, and a sample's activation moves by `CHANGE` of its spread from one visit to the next, along
 directions of which a quarter of as many as there are channels have nine tenths of the energy
 (benchmarks/reports/quality.md). What an activation was foretells nothing of the change.
@@ -121,12 +121,12 @@ class EmulatedEngine:
         return 0.0
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
-        """The optimizer's time is a part of nothing that is stated."""
+        """Do nothing: no published figure includes the optimizer's time."""
 
     # ---- between replicas
 
     def flat_gradient(self) -> Tensor:
-        """Normal values, float32 [n]."""
+        """Return normal values, float32 [n]."""
         return self._gradient
 
     def take_sum(self, total: Tensor) -> None:
@@ -147,11 +147,11 @@ class EmulatedEngine:
     # ---- the end
 
     def export(self) -> Iterator[bytes]:
-        """An empty file stands for the trained stage."""
+        """Return an empty file in place of the trained stage."""
         return iter(())
 
     def begin_text(self, max_tokens: int) -> Text:
-        """Nothing is said either."""
+        """Refuse: an emulated stage generates no text."""
         raise BadModel("an emulated stage has no weights")
 
     def state(self) -> dict[str, Tensor]:
@@ -166,7 +166,7 @@ class EmulatedEngine:
         """See `state`."""
 
     def _after(self, wait_s: float, microbatch: int, num_samples: int) -> Tensor:
-        """A tensor for a microbatch, [B, T, C], once so much time went by from now."""
+        """Return a tensor for a microbatch, [B, T, C], after `wait_s` from now."""
         end_s = time.monotonic() + wait_s
         first = self._pool[microbatch % POOL]
         change = self._changes[(microbatch + self._step + 1) % POOL]
@@ -189,5 +189,5 @@ def _directions(channels: int, generator: torch.Generator) -> Tensor:
 
 
 def _moved(shape: tuple[int, int], along: Tensor, generator: torch.Generator) -> Tensor:
-    """Normal values along the directions; their mean square is 1."""
+    """Draw normal values along the directions; their mean square is 1."""
     return torch.randn(shape, generator=generator) @ along

@@ -45,8 +45,8 @@ def main() -> None:
                 offer = _offer(options, swarm, work, Path(shard_dir))
                 up = start_peer(swarm, listening, offer, make_engine, on_made=_leaves_at_once)
                 async with up as peer:
-                    told = {"peer": peer.name, "endpoint": peer.endpoint}
-                    sys.stdout.write(json.dumps(told) + "\n")
+                    greeting = {"peer": peer.name, "endpoint": peer.endpoint}
+                    sys.stdout.write(json.dumps(greeting) + "\n")
                     sys.stdout.flush()
                     await peer.run()
 

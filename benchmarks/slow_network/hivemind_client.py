@@ -18,7 +18,7 @@ from hivemind import DHT
 from hivemind.moe import RemoteExpert, get_experts
 
 from benchmarks.slow_network.hivemind_experts import READY_TIMEOUT_S, HivemindJob, uid_of
-from benchmarks.slow_network.hivemind_node import joined_dht, say
+from benchmarks.slow_network.hivemind_node import joined_dht, print_document
 
 LOOK_S = 0.5
 TRIES = 5
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 
 def main() -> None:
-    """Do what the argument says."""
+    """Run the command."""
     job = HivemindJob.from_json(sys.argv[1])
     client = _Client(job, _find_all(joined_dht(job), job.work.stages))
     for line, _ in enumerate(sys.stdin):
         seconds = client.seconds_of(job.work.num_microbatches if line else 1)
-        say(seconds=seconds, repeats=client.repeats)
+        print_document(seconds=seconds, repeats=client.repeats)
 
 
 def _find_all(dht: DHT, count: int) -> list[RemoteExpert]:
@@ -55,7 +55,7 @@ class _Client:
         self._threads = ThreadPool(job.in_flight)
 
     def seconds_of(self, num_microbatches: int) -> float:
-        """What these take, forward and backward through all stages."""
+        """Measure the seconds of microbatches, forward and backward through all stages."""
         began_s = time.monotonic()
         for _ in self._threads.imap_unordered(self._microbatch, range(num_microbatches)):
             pass
@@ -73,7 +73,7 @@ class _Client:
             (gradient,) = self._whole(backward)
 
     def _whole(self, call: Callable[[], T]) -> T:
-        """The result of a call, which is repeated while its answer is cut off.
+        """Return the result of a call; repeat it while its answer is cut off.
 
         libp2p's daemon may reset a stream before its last bytes are read; hivemind then finds no
         tensors in the answer, and fails in one of these ways.

@@ -38,13 +38,13 @@ class RemoteExperts:
 
     @property
     def name(self) -> str:
-        """For a table."""
+        """The name in a table."""
         return f"hivemind {self.compression}" + (", fast client" if self.client_network else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HivemindJob:
-    """What client and servers are told.
+    """The configuration of client and servers.
 
     Attributes:
         address: of the host.
@@ -61,19 +61,19 @@ class HivemindJob:
     initial_peers: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """As an argument of a command."""
+        """Encode as an argument of a command."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> HivemindJob:
-        """What `to_json` wrote."""
+        """Parse the text that `to_json` wrote."""
         fields = json.loads(text)
         work, peers = Work(**fields.pop("work")), tuple(fields.pop("initial_peers"))
         return cls(work=work, initial_peers=peers, **fields)
 
 
 def uid_of(rank: int) -> str:
-    """The name of a stage in the DHT."""
+    """Return the name of a stage in the DHT."""
     return f"stage.{rank}"
 
 
@@ -97,8 +97,8 @@ def measure_hivemind(lab: Lab, trial: Trial, setting: RemoteExperts) -> Measured
     repeats: list[int] = []
     with LabProcesses() as processes:
         for rank, server in enumerate(servers):
-            told = replace(job, address=server.address, rank=rank)
-            processes.start(f"server-{rank}", server, SERVER, told.to_json())
+            server_job = replace(job, address=server.address, rank=rank)
+            processes.start(f"server-{rank}", server, SERVER, server_job.to_json())
             if rank == 0:
                 peers = processes.read("server-0", READY_TIMEOUT_S)["maddrs"]
                 job = replace(job, initial_peers=tuple(peers))
@@ -107,7 +107,7 @@ def measure_hivemind(lab: Lab, trial: Trial, setting: RemoteExperts) -> Measured
         processes.start("client", client, CLIENT, job.to_json())
 
         def step() -> float:
-            words = processes.ask("client", STEP_TIMEOUT_S)
+            words = processes.request("client", STEP_TIMEOUT_S)
             repeats.append(words["repeats"])
             return float(words["seconds"])
 

@@ -1,4 +1,4 @@
-"""What client and server of hivemind have in common: the DHT, and lines of JSON for who watches."""
+"""The parts that hivemind's client and server share: the DHT, and lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from benchmarks.slow_network.hivemind_experts import HivemindJob
 
 
 def joined_dht(job: HivemindJob) -> DHT:
-    """A node on the job's host; the first of all where the job names no others."""
+    """Start a node on the job's host; it is the first one if the job names no others."""
     torch.set_num_threads(1)
     _let_int_take_arrays()
     listen = (f"/ip4/{job.address}/tcp/0",)
     return DHT(initial_peers=job.initial_peers, host_maddrs=listen, nat_port_map=False, start=True)
 
 
-def say(**words: object) -> None:
+def print_document(**words: object) -> None:
     """Print a line."""
     sys.stdout.write(json.dumps(words) + "\n")
     sys.stdout.flush()

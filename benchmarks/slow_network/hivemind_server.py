@@ -14,24 +14,24 @@ from hivemind.utils.tensor_descr import BatchTensorDescriptor
 
 from benchmarks.slow_network.emulated import EmulatedStage
 from benchmarks.slow_network.hivemind_experts import HivemindJob, uid_of
-from benchmarks.slow_network.hivemind_node import joined_dht, say
+from benchmarks.slow_network.hivemind_node import joined_dht, print_document
 
 HANDLERS = 4
 """Processes that take requests: as many as hivemind recommends for a module."""
 
 
 def main() -> None:
-    """Do what the argument says."""
+    """Run the command."""
     job = HivemindJob.from_json(sys.argv[1])
     if job.rank is None:
         raise ValueError("a server needs the rank of its stage")
     dht = joined_dht(job)
-    # Asked before the server forks while its own thread asks the DHT: what a first question sets up
-    # takes locks, and a fork that finds one taken waits forever.
+    # The server forks while its own thread sends requests to the DHT. A first request takes locks,
+    # and a fork that finds one locked waits forever. So the first request comes before the fork.
     maddrs = [str(address) for address in dht.get_visible_maddrs()]
     uid = uid_of(job.rank)
     Server(dht, {uid: _backend(uid, job)}, num_connection_handlers=HANDLERS, start=True)
-    say(maddrs=maddrs)
+    print_document(maddrs=maddrs)
     sys.stdin.read()
 
 

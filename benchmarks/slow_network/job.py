@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def emulated_model(work: Work) -> ModelSpec:
-    """A model that nobody has, of one block a stage."""
+    """Describe a model without weights, of one block a stage."""
     return ModelSpec(
         reference="emulated",
         architecture="gpt2",
@@ -92,8 +92,8 @@ async def _run(
 ) -> None:
     async with connect(way) as client:
         run = await client.submit(spec, [row.tobytes() for row in tokens])
-        with TraceFile(trace, _say) if trace else nullcontext() as file:
-            watching = client.watch(run.run_id, _say, file.add if file else None)
+        with TraceFile(trace, _print_trouble) if trace else nullcontext() as file:
+            watching = client.watch(run.run_id, _print_trouble, file.add if file else None)
             async with aclosing(watching) as events:
                 async for event in events:
                     if isinstance(event, StepCommitted):
@@ -120,7 +120,7 @@ def _print_step(step: StepCommitted) -> None:
     sys.stdout.flush()
 
 
-def _say(trouble: str) -> None:
+def _print_trouble(trouble: str) -> None:
     sys.stderr.write(f"{trouble}\n")
 
 

@@ -21,7 +21,7 @@ stamps. A token bucket counts them all."""
 
 
 class Order(Enum):
-    """What a system does in which order; it bounds how much can overlap."""
+    """The order of passes, which bounds how much can overlap."""
 
     SPLIT = "split backward"
     """Gradients of weights wait until there is nothing that others wait for (arXiv 2401.10241)."""
@@ -53,7 +53,7 @@ class Transfers:
 
     @classmethod
     def of(cls, network: Network, measured: Measured) -> Transfers:
-        """With bytes as they were counted on the streams."""
+        """Compute the transfers with the bytes that were counted on the streams."""
         forward_mbps, backward_mbps = _rates(network)
         fill_bytes, drain_bytes = measured.fill_bytes, measured.drain_bytes
         return cls(
@@ -107,7 +107,7 @@ def _last_stage_s(work: Work, transfers: Transfers) -> float:
 
 
 def _uplink_s(work: Work, transfers: Transfers, stage: int, waited_for_s: float) -> float:
-    """That of a stage in the middle: it carries activations and gradients, and a gradient last."""
+    """Return the least seconds of a middle stage's uplink, which carries both directions."""
     before_s = stage * (work.forward_s + transfers.first_s) + work.forward_s
     sending_s = work.num_microbatches * (transfers.forward_s + transfers.backward_s)
     passed_on_s = (stage - 1) * (waited_for_s + transfers.last_s)

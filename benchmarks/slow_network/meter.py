@@ -1,4 +1,4 @@
-"""What steps took and cost, whoever takes them. Knows a lab's hosts and nothing of systems."""
+"""Measured time and cost of steps. It knows a lab's hosts and nothing of systems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.lab import Host, Lab
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Of some steps of a system.
+    """The cost of some steps of a system.
 
     Attributes:
         step_s: seconds of each, as they passed here.

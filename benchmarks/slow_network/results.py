@@ -71,7 +71,7 @@ def _link(row: Row) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", type=Path, nargs="+")
     lines = to_markdown(read_rows(parser.parse_args().results))

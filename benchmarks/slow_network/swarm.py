@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.lab.homes import Home, Internet
 from benchmarks.slow_network.work import Measured, Trial, Work
-from swarm_ft.identity.roles import Role
-from swarm_ft.protocol.spec.codec_spec import (
+from swarm_ft.codec.spec import (
     CodecName,
     CodecSpec,
     Direction,
@@ -25,6 +24,7 @@ from swarm_ft.protocol.spec.codec_spec import (
     parse_dp_spec,
     parse_key_spec,
 )
+from swarm_ft.identity.roles import Role
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.stage.checkpoint import open_checkpoint
 
@@ -38,7 +38,7 @@ FILL_MICROBATCHES = DRAIN_MICROBATCHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a swarm sends what it sends.
+    """The settings of a swarm.
 
     Attributes:
         dp: between replicas.
@@ -92,13 +92,13 @@ class Setting:
 
 
 def _parted(codecs: str) -> tuple[str, str]:
-    """A way's codec, and that of its microbatches for which all wait; empty if there is none."""
+    """Split into a direction's codec and that of its awaited microbatches, empty if none."""
     codec, _, waited_for = codecs.partition("~")
     return codec, waited_for
 
 
 def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Measured:
-    """Steps of a swarm after its first, in which every sample is visited for the first time.
+    """Measure steps of a swarm after its first, which visits every sample for the first time.
 
     Args:
         folder: for logs; made.
@@ -123,7 +123,7 @@ def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Mea
 
 
 def _hosts(lab: Lab, stack: ExitStack, trial: Trial) -> tuple[Host, list[list[Host]]]:
-    """That of coordinator and client, and those of peers."""
+    """Make the host of coordinator and client, and the hosts of peers."""
     work, network = trial.lab_work, trial.lab_network
     link = Link(delay_ms=network.delay_ms)
     if network.nat is None:
@@ -134,26 +134,25 @@ def _hosts(lab: Lab, stack: ExitStack, trial: Trial) -> tuple[Host, list[list[Ho
 
 
 def _waited_for_bytes(codec: str, way: Direction, work: Work) -> float | None:
-    """Of a microbatch by that codec; None if it goes as all others do."""
+    """Return the bytes of an awaited microbatch; None if it has no codec of its own."""
     if not codec:
         return None
     spec = parse_codec_spec(codec, way)
     values = work.micro_batch_size * work.tokens * work.channels
-    return values * bits_per_value(spec, work.tokens, work.channels) / 8
+    return values * bits_per_value(spec) / 8
 
 
-def bits_per_value(spec: CodecSpec, tokens: int, channels: int) -> float:
-    """Bits that a value of a sample takes with a codec, told from its name; about.
+def bits_per_value(spec: CodecSpec) -> float:
+    """Estimate the bits of a value of a sample from its codec's name.
 
     Steps, headers and tables are left out: they are some hundredths of a bit.
 
     - `none`, `fp16`, `bf16`: 32 and 16; an entropy stage is taken to save nothing.
-    - `qB`, `aqB`, `hqB`: B; with `+z` that is a rate already.
+    - `qB`, `aqB`: B; with `+z` that is a rate already.
     - `topK`, `aqtopK`: of every hundred values K take 16 bits and their place, which is
       2 + log2(100 / K) bits by Elias and Fano, or one for each value, whichever is less.
     - `qcS`: the entropy of a normal value on a grid of S times its spread, log2(sqrt(2 pi e) / S).
     - `aqcS`: the same, which is the most that a change takes that spreads less than the value.
-    - `lowrankR`: R pairs of vectors in 8 bits.
     - `qkS`, `aqkS`: what they took where models were trained; whatever is emulated.
     """
     match spec.name:
@@ -164,8 +163,6 @@ def bits_per_value(spec: CodecSpec, tokens: int, channels: int) -> float:
             return max(0.0, math.log2(math.sqrt(2 * math.pi * math.e) / spec.number))
         case CodecName.QK | CodecName.AQK:
             return spec.usual_bits
-        case CodecName.LOWRANK:
-            return spec.number * 8 * (tokens + channels) / (tokens * channels)
         case _:
             return spec.number
 
@@ -193,7 +190,7 @@ def _cpu_s(lab: Lab, hosts: Iterable[Host]) -> float:
 def _run_job(
     swarm: LabSwarm, work: Work, setting: Setting, steps: int, cpu_s: Callable[[], float]
 ) -> Iterator[dict[str, Any]]:
-    """What the job printed of each step, and the CPU seconds of all processes by then."""
+    """Run the job; yield its report on each step, with the CPU seconds of all processes."""
     train = {
         "num_steps": steps + 1,
         "forward_codec": setting.fw,

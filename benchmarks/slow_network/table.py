@@ -38,7 +38,7 @@ def to_table(rows: Sequence[Row]) -> Table:
 
 
 def cost_of_tls(rows: Sequence[Row]) -> Iterator[str]:
-    """For each case that took turns, its speed with TLS by that in plaintext just after."""
+    """Yield for each case in turns the speed with TLS as a share of that in plaintext."""
     pairs: dict[tuple[str, str], list[float]] = {}
     for row, other in pairwise(rows):
         if other.system == f"{row.system}{PLAINTEXT}" and row.trial == other.trial:
@@ -54,7 +54,7 @@ def _short(number: float | None) -> str:
 
 
 def describe(network: Network) -> str:
-    """In a few characters."""
+    """Format a network in a few characters."""
     up, down = network.up_mbps, network.down_mbps
     rate = "unshaped" if up is None else f"{up:g} Mbps" if up == down else f"{down:g}/{up:g} Mbps"
     delay = f", {network.delay_ms:g} ms" if network.delay_ms else ""

@@ -22,15 +22,15 @@ STEP_TIMEOUT_S = 900.0
 class TorchPipeline:
     """A setting.
 
-    Gloo sends a tensor once its receiver has asked for it, and what asks waits in line behind what
+    Gloo sends a tensor once its receiver has requested it, and requests wait in line behind what
     is sent the other way. So schedules which receive just before they compute leave links idle:
-    all of torch's do, 1F1B most, which asks for a gradient behind the activation that it sends.
+    all of torch's do, 1F1B most, which requests a gradient behind the activation that it sends.
 
     Attributes:
         schedule: one of torch's, by its name there; every peer has one stage of it. LoopedBFS is
             then GPipe, and Interleaved1F1B is 1F1B with twice as many microbatches under way.
         dtype: of what travels.
-        receive_ahead: ask for all tensors as a step begins, into the buffers that torch has for
+        receive_ahead: request all tensors as a step begins, into the buffers that torch has for
             them anyway. Only where torch keeps receives apart from compute: not for GPipe and 1F1B.
         model: directory of a GPT-2 that is trained; None emulates its time.
     """
@@ -42,19 +42,19 @@ class TorchPipeline:
 
     @property
     def value_bytes(self) -> int:
-        """Of what travels."""
+        """The bytes of a value on the wire."""
         return 4 if self.dtype == "float32" else 2
 
     @property
     def name(self) -> str:
-        """For a table."""
+        """The name in a table."""
         ahead = ", receives ahead" if self.receive_ahead else ""
         return f"torch {self.schedule} {self.dtype}{ahead}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageJob:
-    """What a worker is told.
+    """The configuration of a worker.
 
     Attributes:
         rank: of its stage.
@@ -68,12 +68,12 @@ class StageJob:
     setting: TorchPipeline
 
     def to_json(self) -> str:
-        """As an argument of a command."""
+        """Encode as an argument of a command."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> StageJob:
-        """What `to_json` wrote."""
+        """Parse the text that `to_json` wrote."""
         fields = json.loads(text)
         work, setting = Work(**fields.pop("work")), TorchPipeline(**fields.pop("setting"))
         return cls(work=work, setting=setting, **fields)
@@ -96,7 +96,7 @@ def measure_torch_pipeline(lab: Lab, trial: Trial, setting: TorchPipeline) -> Me
             processes.start(f"stage-{rank}", host, WORKER, job.to_json())
 
         def step() -> float:
-            words = processes.ask(last, STEP_TIMEOUT_S)
+            words = processes.request(last, STEP_TIMEOUT_S)
             losses.append(words["loss"])
             return float(words["seconds"])
 

@@ -1,4 +1,4 @@
-"""What a stage of torch.distributed.pipelining computes: a real model's share, or its time.
+"""The compute of a stage of torch.distributed.pipelining: a real model's share, or its time.
 
 The real share is this project's own stage, so that both train the same model in the same way.
 Shapes: B samples, T tokens, C channels.
@@ -51,7 +51,7 @@ class Training:
 
 
 def emulated_training(job: StageJob) -> Training:
-    """A stage that takes the work's time."""
+    """Make a stage that takes the work's time."""
     work = job.work
     is_last = job.rank == work.stages - 1
     dtype = torch.float32 if is_last else _dtype(job)
@@ -71,7 +71,7 @@ def emulated_training(job: StageJob) -> Training:
 
 
 def real_training(job: StageJob) -> Training:
-    """A stage of the setting's model, which is trained on tokens drawn at random.
+    """Load a stage of the setting's model; it trains on tokens drawn at random.
 
     Raises:
         SwarmError: the model cannot be read, or has fewer blocks than there are stages.
@@ -97,7 +97,7 @@ def real_training(job: StageJob) -> Training:
 
 
 class _RealStage(nn.Module):
-    """From tokens [B, T] or hidden [B, T, C] to hidden, cast for the way."""
+    """A stage from tokens [B, T] or hidden [B, T, C] to hidden, cast for the way."""
 
     def __init__(self, stage: StageModule, dtype: torch.dtype) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ RECEIVES = (RECV_F, RECV_B)
 
 
 def main() -> None:
-    """Do what the argument says."""
+    """Run the command."""
     job = StageJob.from_json(sys.argv[1])
     torch.set_num_threads(1)
     _join(job)
@@ -64,7 +64,7 @@ def _join(job: StageJob) -> None:
 
 
 def step_of(job: StageJob, training: Training) -> Callable[[], list[float]]:
-    """What takes a step and returns the losses of its microbatches, at the last stage alone."""
+    """Make a function that runs a step and returns its losses; only the last stage has any."""
     stages, is_first = job.work.stages, job.rank == 0
     stage = PipelineStage(
         training.module, job.rank, stages, torch.device("cpu"), dw_builder=training.weight_backward

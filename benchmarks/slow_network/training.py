@@ -1,4 +1,4 @@
-"""What all systems train alike where the compute is real."""
+"""Training settings that all systems share where the compute is real."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ CLIP_GRAD_NORM = 1.0
 
 
 def random_tokens(work: Work, vocab_size: int) -> Tensor:
-    """The int64 tokens [B, T] that every step trains on."""
+    """Draw the int64 tokens [B, T] that every step trains on."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(vocab_size, (work.batch_size, work.tokens), generator=generator)

@@ -1,4 +1,4 @@
-"""How a benchmark's own process joins a swarm: by the options that `LabSwarm.ways` holds."""
+"""The way into a swarm for a benchmark's own process: the options in `LabSwarm.ways`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def add_way(parser: argparse.ArgumentParser) -> None:
 
 
 def way_of(options: argparse.Namespace) -> SwarmAddress:
-    """The way in that was given."""
+    """Return the address of the swarm that the options name."""
     nodes = tuple(options.initial_peers)
     return SwarmAddress(invite=options.invite, initial_peers=nodes, dht_prefix=DHT_PREFIX)

@@ -1,4 +1,4 @@
-"""What is measured: a pipeline's work, the links under it, and what a system did with both.
+"""The subject of a measurement: a pipeline's work, its links, and a system's figures.
 
 Times here are those of the machines that are imitated. A lab may run slower by a factor, its
 *dilation*: compute and delays take so much longer, links carry so much less, and every ratio
@@ -63,17 +63,17 @@ class Work:
 
     @property
     def num_microbatches(self) -> int:
-        """Of a step, at one replica."""
+        """The microbatches of a step, at one replica."""
         return self.batch_size // self.micro_batch_size // self.replicas
 
     @property
     def num_peers(self) -> int:
-        """Of all stages."""
+        """The peers of all stages."""
         return self.stages * self.replicas
 
     @property
     def microbatch_bytes(self) -> int:
-        """Of its activation in float32."""
+        """The bytes of a microbatch's activation in float32."""
         return 4 * self.micro_batch_size * self.tokens * self.channels
 
     @property
@@ -82,7 +82,7 @@ class Work:
         return self.input_backward_s + self.weight_backward_s
 
     def scaled(self, scale: Scale) -> Work:
-        """The same, as a lab does it.
+        """Scale the work to a lab.
 
         Raises:
             ValueError: its tensors cannot be shrunk so.
@@ -106,7 +106,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How a lab differs from what it imitates.
+    """The factors between a lab and the machines that it imitates.
 
     Attributes:
         dilation: how much slower it runs.
@@ -154,7 +154,7 @@ PRESETS = {"gpt2-xl-v100": GPT2_XL_V100, "gpt2-xl-fivefold": GPT2_XL_FIVEFOLD}
 
 
 class Topology(Enum):
-    """What a peer's traffic shares."""
+    """The links that a peer's traffic shares."""
 
     PAIR = "pair"
     """Neighbours have a link of their own, full duplex: what the literature's figures assume."""
@@ -186,7 +186,7 @@ class Network:
     nat: Nat | None = None
 
     def scaled(self, scale: Scale) -> Network:
-        """The same, as a lab has it."""
+        """Scale the network to a lab."""
         slower = scale.dilation * scale.shrink
         up, down = (m and m / slower for m in (self.up_mbps, self.down_mbps))
         times = {name: getattr(self, name) * scale.dilation for name in ("delay_ms", "queue_ms")}
@@ -194,7 +194,7 @@ class Network:
 
     @property
     def home_link(self) -> Link:
-        """Of a peer that has one for all.
+        """The link of a peer that has one for all.
 
         Raises:
             ValueError: there is no such link.
@@ -203,19 +203,19 @@ class Network:
         return Link(**{name: getattr(self, name) for name in names})
 
     def hosts(self, lab: Lab, work: Work) -> list[list[Host]]:
-        """New hosts in a lab, by stage and replica, joined by these links."""
+        """Add hosts to a lab, by stage and replica, and join them by these links."""
         link = self.home_link
         own = link if self.topology is Topology.HOME else Link(delay_ms=self.delay_ms)
         hosts = [[lab.host(own) for _ in range(work.replicas)] for _ in range(work.stages)]
         if self.topology is Topology.PAIR:
-            neighbours = (product(here, behind) for here, behind in pairwise(hosts))
+            neighbours = (product(near, behind) for near, behind in pairwise(hosts))
             replicas = (combinations(stage, 2) for stage in hosts)
             for pair in chain(*neighbours, *replicas):
                 lab.join(*pair, link)
         return hosts
 
     def homes(self, internet: Internet, work: Work) -> list[list[Host]]:
-        """New homes on an internet, by stage and replica, each with one machine."""
+        """Add homes of one machine each to an internet, by stage and replica."""
         home = Home(self.nat or "open", link=self.home_link)
         return [
             [internet.household(home).machines[0] for _ in range(work.replicas)]
@@ -224,14 +224,14 @@ class Network:
 
 
 def describe_tcp(congestion_control: str, *, idle_restart: bool) -> str:
-    """What is unlike most machines, to follow the description of a link."""
+    """Describe settings that differ from most machines, as an addition to a link's description."""
     control = f", {congestion_control}" * (congestion_control != "cubic")
     return control + ", no idle restart" * (not idle_restart)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is to be measured, of whatever system.
+    """The work, network and scale of a measurement, for any system.
 
     Raises:
         ValueError: it cannot be.
@@ -252,20 +252,20 @@ class Trial:
 
     @property
     def lab_work(self) -> Work:
-        """As it is done in the lab."""
+        """The work as the lab does it."""
         return self.work.scaled(self.scale)
 
     @property
     def lab_network(self) -> Network:
-        """As the lab has it."""
+        """The network as the lab has it."""
         return self.network.scaled(self.scale)
 
     def imitated_s(self, lab_s: float) -> float:
-        """What so many seconds in the lab stand for."""
+        """Convert seconds in the lab to the seconds that they stand for."""
         return lab_s / self.scale.dilation
 
     def imitated_bytes(self, step_bytes: float) -> float:
-        """What so many bytes over all boundaries of a lab's step stand for, by microbatch."""
+        """Convert a lab step's bytes over all boundaries to the imitated bytes of a microbatch."""
         work = self.work
         crossings = work.num_microbatches * work.replicas * (work.stages - 1)
         return step_bytes * self.scale.shrink / crossings
@@ -273,7 +273,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a system did.
+    """The figures of a system.
 
     Attributes:
         system: its name and setting, for the table.
@@ -284,7 +284,7 @@ class Measured:
         fill_bytes: of a microbatch that fills the pipeline, forward; None: as all others.
         drain_bytes: of one that drains it, backward; so too.
         gradient_bytes: that each peer sent to the other replicas of its stage in a step.
-        notes: by name, whatever else there is to say.
+        notes: other remarks, by name.
     """
 
     system: str

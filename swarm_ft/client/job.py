@@ -30,8 +30,8 @@ from swarm_ft.client.options import (
 from swarm_ft.client.reporting import parse_reporters
 from swarm_ft.client.result import class_lines
 from swarm_ft.client.stop_tokens import stop_token_lines, trained_stop_tokens
+from swarm_ft.digest import DIGEST_BYTES
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import with_adapters
@@ -316,7 +316,7 @@ def open_held_out(
 def _find_held_out(
     options: EvalOptions, reading: ReadOptions, dataset: str | None
 ) -> tuple[str, DataSelection] | None:
-    """Return the path of data to evaluate on and what of it, if some is asked for."""
+    """Return the path of evaluation data and its part, if evaluations are requested."""
     if options.eval_dataset is None and options.eval_split is None:
         return None
     path = options.eval_dataset or dataset

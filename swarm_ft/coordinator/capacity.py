@@ -121,7 +121,7 @@ class Capacity:
         """Reply with a job's placement, as if it were submitted now.
 
         Raises:
-            Busy: The caller asks too often.
+            Busy: The caller sends requests too often.
         """
         self._places.check(_rate_key(stream), self._clock.now_s(), "plans are requested")
         request = await stream.receive()

@@ -565,7 +565,7 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.RELEASED_DONE: _fixed("all outputs of its layers are stored"),
     Kind.RELEASED_UNUSED: _fixed("the run no longer needs this peer"),
     Kind.RELEASED_OVER: _fixed("the run is over"),
-    # ---- a peer that asked to leave waits
+    # ---- a peer that requested to leave waits
     Kind.STATE_HANDED_OVER: _of_own_run("other peers have the state"),
     Kind.GOES_AFTER_STEP: _of_own_run("nothing is lost; other peers continue after this step"),
     Kind.RESULT_IS_WRITTEN: _of_own_run("training is over, and peers write the result"),

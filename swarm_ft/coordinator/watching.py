@@ -26,6 +26,7 @@ from swarm_ft.coordinator.members import Roll, contributors
 from swarm_ft.coordinator.plan.learned_costs import left_s_range
 from swarm_ft.coordinator.plan.steps import ends_of
 from swarm_ft.coordinator.reason_texts import as_text, event_in_words, steered, went_back
+from swarm_ft.digest import DIGEST_BYTES
 from swarm_ft.errors import Busy, Unavailable
 from swarm_ft.identity.roles import Caller
 from swarm_ft.ids import BlockIndex, PeerId, RunId, StepNumber
@@ -54,7 +55,6 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.events import SwarmEvent
 from swarm_ft.protocol.messages.reports import BufferCounts, Traffic
 from swarm_ft.protocol.messages.timeline import PeerTimeline
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.member_name import default_name
 from swarm_ft.transport.rules import may_read
 
@@ -191,7 +191,7 @@ def overview(
 
 
 def with_names(found: SwarmStatus, names: MemberNames) -> SwarmStatus:
-    """The status with names for people: those of its members, and in its texts."""
+    """Name members by their names for people, in the status and in its texts."""
     return replace(
         found,
         members=tuple(replace(one, idle=names.in_text(one.idle)) for one in found.members),
@@ -364,7 +364,7 @@ _NO_FRAME = _Frame(-math.inf, None, b"")
 
 
 class StatusFrames:
-    """Replies to `Status`, cached while nothing happens, and for callers that ask too often.
+    """Replies to `Status`, cached while nothing happens, and for callers with too many requests.
 
     Args:
         make: Function that encodes the reply for a page and a caller.

@@ -25,6 +25,7 @@ from swarm_ft.buffers import BufferStore
 from swarm_ft.build import described_version
 from swarm_ft.clock import Clock
 from swarm_ft.codec.base import CPU
+from swarm_ft.digest import check_spec_digest
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId
@@ -75,7 +76,6 @@ from swarm_ft.protocol.messages.control import (
     ToPeer,
 )
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.protocol.spec.sizes import format_size
@@ -685,7 +685,7 @@ class PeerNode:
         others = [host for run, host in self._hosts.items() if run != run_id]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ROOM_S):
-                await asyncio.gather(*(host.wait_light() for host in others))
+                await asyncio.gather(*(host.wait_memory_free() for host in others))
 
     async def _release(self, release: ReleaseStage) -> None:
         run_id = release.run_id

@@ -2,7 +2,7 @@
 
 In most families transformers does it: positions that restart mark a document, and its masks
 (`masking_utils`) follow them. A few families ignore such positions, or carry state from token to
-token; there each document is computed as a sample of its own. No config tells the kind of a family,
+token; there each document is computed as a sample of its own. No config has a family's kind,
 so that a stage tries it on a few tokens, as `stage.kv_cache` does for texts.
 
 Shapes: B samples, T tokens, C channels; D documents of a group, L tokens of its longest.

@@ -5,7 +5,7 @@ length from layer 0, and its masks from the first layer of each kind. A stage's 
 a layer for every block of the model: blocks of other stages share a layer of the same kind, or, if
 the stage has none, have a layer that counts tokens only.
 
-No configuration tells whether a family's blocks keep all state in this cache, so that a stage tries
+No configuration shows whether a family's blocks keep all state in this cache, so that a stage tries
 it on a few tokens.
 """
 

@@ -48,8 +48,8 @@ def test_an_option_that_is_given_several_times_may_be_one_text_or_a_list(
         ["text=x", "id=y"],
     )
     words = ("--dataset", "d", "--dataset", "e")
-    asked = run_here("client", "train", job, *words, "--print-config")
-    assert yaml.safe_load(asked.out)["datasets"] == [{"path": "d"}, {"path": "e"}]
+    printed = run_here("client", "train", job, *words, "--print-config")
+    assert yaml.safe_load(printed.out)["datasets"] == [{"path": "d"}, {"path": "e"}]
 
 
 def test_a_job_may_say_its_way_in(run_here: RunHere, job: Path) -> None:

@@ -62,7 +62,7 @@ TRAFFIC = (
 def perplexity(
     model_dir: str | Path, text_file: str | Path, seq_length: int, samples: int | None = None
 ) -> float:
-    """As anybody would compute it with transformers alone, of so many samples."""
+    """Compute the perplexity of so many samples with transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
     text = Path(text_file).read_text(encoding="utf-8")
@@ -122,8 +122,8 @@ def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -
     assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
     logs = sorted(path.name for path in (shell.cwd / "swarm-ft-output-demo" / "logs").iterdir())
     assert logs == ["coordinator.log", "stage-1.log", "stage-2.log", "stage-3.log"]
-    told = (shell.cwd / "swarm-ft-output-demo" / "logs" / "coordinator.log").read_text()
-    assert told.count(" enrolled from ") == 4, "three peers and a client, by invitation"
+    log = (shell.cwd / "swarm-ft-output-demo" / "logs" / "coordinator.log").read_text()
+    assert log.count(" enrolled from ") == 4, "three peers and a client, by invitation"
     summary = "\n".join(demo.out)
     assert "perplexity  " in summary
     assert "swarm-ft-output" in summary
@@ -155,9 +155,9 @@ def test_the_demo_trains_an_adapter_that_peft_loads(shell: Shell) -> None:
 def test_the_demo_stops_early_and_gives_its_best_weights(shell: Shell) -> None:
     overfits = ("--max-samples", 16, "--lr", 0.01, "--lr-schedule", "constant", "--steps", 80)
     judged = ("--eval_steps", 2, "--max-eval-samples", 16, "--early_stopping_patience", 3)
-    kept = ("--load_best_model_at_end", "--save_steps", 2, "--save_total_limit", 1)
-    asked = ("--stages", 2, *overfits, *judged, *kept, "--json", "report.json")
-    demo = shell.spawn("demo", *asked)
+    saving = ("--load_best_model_at_end", "--save_steps", 2, "--save_total_limit", 1)
+    options = ("--stages", 2, *overfits, *judged, *saving, "--json", "report.json")
+    demo = shell.spawn("demo", *options)
     assert demo.ends(400) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
     losses = {one["step"]: one["loss"] for one in report["evaluations"]}
@@ -279,11 +279,11 @@ def test_the_demo_takes_a_directory_of_rows_and_says_what_their_columns_mean(
         *("--stages", 2, "--seq-length", 32, "--steps", 4, "--lr", "3e-3", "--json", "report.json"),
     )
     assert demo.ends(240) == 0, demo.err
-    told = "\n".join(demo.err)
-    assert "rows: JSON lines, split 'train'; a document is 'prompt' and 'completion'" in told
-    assert "rows: JSON lines, split 'test'; " in told
-    assert "rows: 150 documents, " in told
-    assert told.index("first document") < told.index("starting a coordinator")
+    shown = "\n".join(demo.err)
+    assert "rows: JSON lines, split 'train'; a document is 'prompt' and 'completion'" in shown
+    assert "rows: JSON lines, split 'test'; " in shown
+    assert "rows: 150 documents, " in shown
+    assert shown.index("first document") < shown.index("starting a coordinator")
     report = json.loads((shell.cwd / "report.json").read_text())
     assert report["steps"] == 4
     assert report["eval"]["loss"] < report["eval_before"]["loss"]

@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Findings]]:
-    """What it says at a home with IPv6, and at one without, whose router is symmetric."""
+    """Run the doctor at a home with IPv6, and at one without, whose router is symmetric."""
     homes = {"ipv6": Home(ipv6=True, link=DELAYED), "varies": Home("symmetric", link=DELAYED)}
     with Internet() as internet, ExitStack() as stack:
 
@@ -56,9 +56,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Findin
 def examined(shell: Shell, word: str) -> Findings:
     doctor = shell.spawn("doctor", word, "--json")
     assert doctor.ends(TIMEOUT_S) == 0, doctor.err
-    told = doctor.first_words()
-    assert told["can_join"]
-    return {one["about"]: one for one in told["findings"]}
+    report = doctor.first_words()
+    assert report["can_join"]
+    return {one["about"]: one for one in report["findings"]}
 
 
 def test_ipv6_is_used_where_both_have_it(found: dict[str, Findings]) -> None:
@@ -76,9 +76,9 @@ def test_an_address_that_does_not_answer_keeps_nobody_out(found: dict[str, Findi
 
 @pytest.mark.parametrize("home", ["ipv6", "varies"])
 def test_the_link_is_measured_before_anybody_joins(found: dict[str, Findings], home: str) -> None:
-    says = found[home]["link"]["text"]
-    match = re.fullmatch(r"([\d,.]+) Mbps to the coordinator, ([\d,.]+) from there", says)
-    assert match, says
+    link_text = found[home]["link"]["text"]
+    match = re.fullmatch(r"([\d,.]+) Mbps to the coordinator, ([\d,.]+) from there", link_text)
+    assert match, link_text
     up_mbps, down_mbps = map(float, match.groups())
     assert 0 < up_mbps < BURST * UP_MBPS
     assert 0 < down_mbps < BURST * DOWN_MBPS

@@ -79,14 +79,14 @@ def test_a_swarm_behind_routers_trains_as_one_on_one_machine(
     one, two, three = (house.machines[0] for house in houses)
     with ExitStack() as stack:
         captures = [stack.enter_context(house.router.capture()) for house in houses]
-        told = Town(tmp_path, public, (one, two), three).train(sample, NUM_STEPS)
-    assert told["losses"] == quiet(NUM_STEPS)["losses"]
+        report = Town(tmp_path, public, (one, two), three).train(sample, NUM_STEPS)
+    assert report["losses"] == quiet(NUM_STEPS)["losses"]
     assert [captured.num_missed for captured in captures] == [0, 0, 0]
     markers = (*words_of_samples(sample), b"/swarm_ft.v1.", sample.model_dir.encode())
     assert not [marker for marker in markers for captured in captures if captured.saw(marker)]
-    kinds = told["bytes_by_kind"]
+    kinds = report["bytes_by_kind"]
     relayed = sum(kinds[name]["sent"] for name in ("forward", "backward", "evaluation"))
-    assert told["relayed_bytes"] == relayed > 0
+    assert report["relayed_bytes"] == relayed > 0
     assert quiet(NUM_STEPS)["relayed_bytes"] == 0
     assert [house.router.num_accepted for house in houses] == [0, 0, 0]
 
@@ -94,15 +94,15 @@ def test_a_swarm_behind_routers_trains_as_one_on_one_machine(
 def test_who_reaches_the_two_others_is_placed_between_them(
     furnish: Furnish, quiet: Quiet, sample: DemoInput, tmp_path: Path
 ) -> None:
-    """Of the three orders of a pipeline two would have half of the bytes relayed."""
+    """Two of the three possible orders of the pipeline would relay half of the bytes."""
     public, client, *peers = (
         furnish(nat).machines[0] for nat in ("open", "cone", "symmetric", "symmetric", "open")
     )
     town = Town(tmp_path, public, tuple(peers), client, layers=("auto",) * len(peers))
-    told = town.train(sample, NUM_STEPS)
+    report = town.train(sample, NUM_STEPS)
     one_boundary = quiet(NUM_STEPS)["bytes_by_kind"]["forward"]["uncompressed"]
-    assert told["bytes_by_kind"]["forward"]["uncompressed"] == 2 * one_boundary
-    assert told["relayed_bytes"] == 0
+    assert report["bytes_by_kind"]["forward"]["uncompressed"] == 2 * one_boundary
+    assert report["relayed_bytes"] == 0
 
 
 def test_one_forwarded_port_is_all_that_a_coordinator_needs(
@@ -126,5 +126,5 @@ def test_routers_that_forget_and_addresses_that_change_cost_no_step(
         Trouble(3, lambda _: houses[1].router.change_address()),
         Trouble(5, lambda _: houses[2].router.flush_connections()),
     )
-    told = Town(tmp_path, public, (one, two), three).train(sample, LONG, troubles)
-    assert told["losses"] == quiet(LONG)["losses"]
+    report = Town(tmp_path, public, (one, two), three).train(sample, LONG, troubles)
+    assert report["losses"] == quiet(LONG)["losses"]

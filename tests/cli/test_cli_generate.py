@@ -22,9 +22,9 @@ def of_transformers(model_dir: Path) -> tuple[list[int], str]:
     """New tokens and their text."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
-    asked = tokenizer(PROMPT, return_tensors="pt")
-    text = model.generate(**asked, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
-    new: list[int] = text[0, asked.input_ids.shape[1] :].tolist()
+    prompt = tokenizer(PROMPT, return_tensors="pt")
+    text = model.generate(**prompt, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+    new: list[int] = text[0, prompt.input_ids.shape[1] :].tolist()
     return new, tokenizer.decode(new, skip_special_tokens=True)
 
 
@@ -45,18 +45,18 @@ def test_a_finished_run_speaks_until_it_is_fetched(
     left = run_here("client", "train", *job, *more, "--detach", *way)
     assert left.code == 0, left.err
     (run_id,) = set(re.findall(r"run-[0-9a-f]+", left.out))
-    asked = ("client", "generate", PROMPT, "--max-new-tokens", NEW_TOKENS, *way)
-    early = run_here(*asked)
+    command = ("client", "generate", PROMPT, "--max-new-tokens", NEW_TOKENS, *way)
+    early = run_here(*command)
     assert (early.code, early.out) == (1, ""), early.err
     assert f"run {run_id} is waiting, at step 0 of 20" in early.err
 
     shell.up("serve-stage", peer_way, "--layers", "2-3")
     wait_until_finished(run_here, run_id, way)
-    told = run_here(*asked, "--json")
-    assert told.code == 0, told.err
-    words: dict[str, Any] = json.loads(told.out)
-    plain = run_here(*asked)
-    drawn = [run_here(*asked, "--do-sample", "--seed", 3).out for _ in range(2)]
+    printed = run_here(*command, "--json")
+    assert printed.code == 0, printed.err
+    words: dict[str, Any] = json.loads(printed.out)
+    plain = run_here(*command)
+    drawn = [run_here(*command, "--do-sample", "--seed", 3).out for _ in range(2)]
 
     out = shell.cwd / "out"
     fetched = run_here("client", "attach", "--run", run_id, "--out", out, *way)
@@ -65,7 +65,7 @@ def test_a_finished_run_speaks_until_it_is_fetched(
     assert (words["run"], words["token_ids"], words["text"]) == (run_id, token_ids, text)
     assert plain.out == f"{text}\n"
     assert drawn[0] == drawn[1] != plain.out, "a seed says what is drawn"
-    late = run_here(*asked)
+    late = run_here(*command)
     assert late.code == 1
     assert "was fetched and deleted from the swarm" in late.err
 

@@ -52,7 +52,7 @@ HEAVY |= {
     "prometheus_client",
 }
 HELP_CPU_S = 0.5
-HERE = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+INITIAL_PEER = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 READING = {
     "--data-format",
@@ -474,7 +474,7 @@ def test_looking_at_a_swarm_loads_nothing_heavy(command: str) -> None:
         (("serve-stage", "--allow-models", "a b"), "--allow-models: expected ORG/NAME"),
         (("serve-stage", "--pause-when", "asleep"), "'asleep' is not one of"),
         (("serve-stage", "--keep-disk", "much"), "expected a size such as 2GiB"),
-        (("serve-stage", "--models", "/nowhere"), "'/nowhere' does not exist"),
+        (("serve-stage", "--models", "/nowhere"), "--models /nowhere: expected a directory, got a"),
         (("client", "train", "--model", "./nowhere", "--dataset", "a.txt"), "no such directory"),
         (("client", "train", "--model", "gpt2", "--dataset", "nowhere.txt"), "no such file"),
         (("client", "preview", "--model", "gpt2", "--dataset", "./nowhere"), "no such file"),
@@ -484,7 +484,7 @@ def test_looking_at_a_swarm_loads_nothing_heavy(command: str) -> None:
 def test_what_was_typed_is_checked_before_torch_is_imported(
     typed: tuple[str, ...], words: str
 ) -> None:
-    way = () if "preview" in typed else ("--insecure", "--initial-peers", HERE)
+    way = () if "preview" in typed else ("--insecure", "--initial-peers", INITIAL_PEER)
     code = (
         "import sys; from swarm_ft.cli.main import run; "
         f"print(run({[*typed, *way]!r})); print(*sys.modules)"
@@ -497,6 +497,7 @@ def test_what_was_typed_is_checked_before_torch_is_imported(
     assert not {"torch", "transformers", "hivemind"} & set(modules.split())
 
 
+@pytest.mark.thorough
 def test_a_peer_without_a_run_imports_what_it_uses() -> None:
     code = (
         "import sys; from swarm_ft.cli.running import load; "
@@ -511,6 +512,7 @@ def test_a_peer_without_a_run_imports_what_it_uses() -> None:
     assert not modules & (of_clients | of_runs)
 
 
+@pytest.mark.thorough
 def test_a_command_imports_no_scipy_with_a_run_either() -> None:
     code = (
         "import sys, importlib; from swarm_ft.cli import main; "
@@ -533,14 +535,15 @@ def test_the_first_line_comes_before_the_libraries() -> None:
         "running.click.echo = lambda words, err: print(words, 'torch' in sys.modules); "
         "running.load = lambda *modules: sys.exit(); "
         "from swarm_ft.cli.main import run; "
-        f"run(['serve-stage', '--insecure', '--initial-peers', '{HERE}'])"
+        f"run(['serve-stage', '--insecure', '--initial-peers', '{INITIAL_PEER}'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "starting the peer; libraries take some seconds to load False\n"
 
 
+@pytest.mark.thorough
 def test_libraries_that_were_loaded_end_without_a_word() -> None:
-    """With frozen objects triton's bindings reported leaks on standard error at the exit."""
+    """Triton's bindings once reported leaks of frozen objects on standard error at the exit."""
     code = "from swarm_ft.cli.running import load; load('swarm_ft.stage.engine')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

@@ -15,15 +15,15 @@ from tests.cli.test_cli_leaving import STEPS, Swarm, quietly
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("swarm")]
 
 SAVE_STEPS = 20
-KEPT = "*/kept/*/*.shard"
+STORED_SHARDS = "*/kept/*/*.shard"
 
 
 def kept_below(folder: Path) -> list[Path]:
-    return sorted(folder.glob(KEPT))
+    return sorted(folder.glob(STORED_SHARDS))
 
 
 def until_kept(client: Spawned, folder: Path, names: set[str]) -> None:
-    """Until peers of these names have something of each other; a run that ends fails the test."""
+    """Wait until peers of these names store shards of each other; the run's end is a failure."""
     while not names <= {path.relative_to(folder).parts[0] for path in kept_below(folder)}:
         assert client.process.poll() is None, client.err
         time.sleep(0.05)  # files tell nobody

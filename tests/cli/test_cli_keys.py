@@ -19,24 +19,24 @@ FOLDER = "swarm-ft-coordinator.db.keys"
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def keys_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_init_makes_keys_once(run_here: RunHere, here: Path) -> None:
+def test_init_makes_keys_once(run_here: RunHere, keys_dir: Path) -> None:
     made = run_here("init", "--json")
     assert made.code == 0
-    told = json.loads(made.out)
-    assert told["keys"] == FOLDER
-    assert len(told["fingerprint"]) == 32
+    document = json.loads(made.out)
+    assert document["keys"] == FOLDER
+    assert len(document["fingerprint"]) == 32
     again = run_here("init")
     assert (again.code, again.out) == (2, "")
     assert "there is an authority already" in again.err
 
 
 def test_an_invitation_is_one_word_and_the_rest_is_said_beside_it(
-    run_here: RunHere, here: Path
+    run_here: RunHere, keys_dir: Path
 ) -> None:
     run_here("init")
     made = run_here("invite", "--address", "swarm.example.org:7000", "--uses", "3")
@@ -45,40 +45,42 @@ def test_an_invitation_is_one_word_and_the_rest_is_said_beside_it(
     assert made.out.count("\n") == 1
     assert "for 3 peers, until" in made.err
     assert made.out.strip() not in made.err
-    told = json.loads(run_here("invite", "--role", "client", "--address", "h:1", "--json").out)
-    assert (told["role"], told["uses"]) == ("client", 1)
+    invitation = json.loads(
+        run_here("invite", "--role", "client", "--address", "h:1", "--json").out
+    )
+    assert (invitation["role"], invitation["uses"]) == ("client", 1)
     listed = json.loads(run_here("keys", "list", "--json").out)
     assert [one["role"] for one in listed["invitations"]] == ["peer", "client"]
     assert not listed["members"]
 
 
-def test_an_invitation_says_what_its_clients_claim(run_here: RunHere, here: Path) -> None:
+def test_an_invitation_says_what_its_clients_claim(run_here: RunHere, keys_dir: Path) -> None:
     run_here("init")
-    asked = ("invite", "--address", "h:1", "--role", "client", "--weight", "3")
-    assert "for 1 client (weight 3), until" in run_here(*asked).err
-    assert json.loads(run_here(*asked, "--json").out)["weight"] == 3
+    command = ("invite", "--address", "h:1", "--role", "client", "--weight", "3")
+    assert "for 1 client (weight 3), until" in run_here(*command).err
+    assert json.loads(run_here(*command, "--json").out)["weight"] == 3
     listed = json.loads(run_here("keys", "list", "--json").out)["invitations"]
     assert [one["weight"] for one in listed] == [3, 3]
 
 
-def test_an_invitation_says_what_its_bearer_may_host(run_here: RunHere, here: Path) -> None:
+def test_an_invitation_says_what_its_bearer_may_host(run_here: RunHere, keys_dir: Path) -> None:
     run_here("init")
     limits = ("--role", "replica-only", "--sees-tokens", "no", "--layers", "4-20")
     made = run_here("invite", "--address", "h:1", *limits)
     assert made.code == 0
     assert len(made.out.strip()) < 70
     assert "for 1 peer (replica only, sees no tokens, layers 4-20 only), until" in made.err
-    told = json.loads(run_here("invite", "--address", "h:1", "--json", *limits).out)
+    invitation = json.loads(run_here("invite", "--address", "h:1", "--json", *limits).out)
     granted = {"replica_only": True, "sees_tokens": False, "only_layers": "4-20"}
-    assert told["role"] == "peer"
-    for one in (told, *json.loads(run_here("keys", "list", "--json").out)["invitations"]):
+    assert invitation["role"] == "peer"
+    for one in (invitation, *json.loads(run_here("keys", "list", "--json").out)["invitations"]):
         assert {name: one[name] for name in granted} == granted
     listed = run_here("keys", "list").out.splitlines()[0]
     assert "for peers (replica only, sees no tokens, layers 4-20 only)  1 left" in listed
 
 
 def test_the_invitation_for_all_is_there_where_all_are_let_in(
-    run_here: RunHere, here: Path
+    run_here: RunHere, keys_dir: Path
 ) -> None:
     run_here("init")
     closed = run_here("invite", "--open")
@@ -87,8 +89,8 @@ def test_the_invitation_for_all_is_there_where_all_are_let_in(
     with open_keys("swarm-ft-coordinator.db") as (authority, registry):
         public = registry.open_to_all(authority.fingerprint, ("h:1",))
     assert run_here("invite", "--open").out.strip() == str(public)
-    told = json.loads(run_here("invite", "--open", "--json").out)
-    assert told == {"invite": str(public), "name": public.name}
+    invitation = json.loads(run_here("invite", "--open", "--json").out)
+    assert invitation == {"invite": str(public), "name": public.name}
     (listed,) = run_here("keys", "list").out.splitlines()
     assert listed.endswith("for peers (replica only, sees no tokens)  any number")
     (record,) = json.loads(run_here("keys", "list", "--json").out)["invitations"]
@@ -96,12 +98,12 @@ def test_the_invitation_for_all_is_there_where_all_are_let_in(
 
 
 def test_members_are_listed_and_revoked_by_names_that_people_can_say(
-    run_here: RunHere, here: Path
+    run_here: RunHere, keys_dir: Path
 ) -> None:
     run_here("init")
     assert run_here("invite", "--address", "h:1", "--note", "Anna's").code == 2
-    told = json.loads(run_here("invite", "--address", "h:1", "--note", "Anna", "--json").out)
-    assert told["note"] == "Anna"
+    invitation = json.loads(run_here("invite", "--address", "h:1", "--note", "Anna", "--json").out)
+    assert invitation["note"] == "Anna"
     keys = [new_key().public_key() for _ in range(3)]
     now = datetime.now(UTC)
     with open_keys("swarm-ft-coordinator.db") as (authority, registry):
@@ -137,7 +139,7 @@ def test_members_are_listed_and_revoked_by_names_that_people_can_say(
 
 @pytest.mark.parametrize("name", ["two words", "x" * 25, "\x1b[2J", "-a", ""])
 def test_a_peer_is_not_started_with_what_can_be_no_name(
-    run_here: RunHere, here: Path, name: str
+    run_here: RunHere, keys_dir: Path, name: str
 ) -> None:
     run_here("init")
     word = run_here("invite", "--address", "127.0.0.1:1").out.strip()
@@ -148,10 +150,10 @@ def test_a_peer_is_not_started_with_what_can_be_no_name(
     assert "without one --peer-id names this peer" in run_here("serve-stage", *insecure).err
 
 
-def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> None:
+def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, keys_dir: Path) -> None:
     run_here("init")
-    told = json.loads(run_here("invite", "--address", "h:1", "--json").out)
-    assert run_here("keys", "revoke", told["name"]).code == 0
+    invitation = json.loads(run_here("invite", "--address", "h:1", "--json").out)
+    assert run_here("keys", "revoke", invitation["name"]).code == 0
     (left,) = json.loads(run_here("keys", "list", "--json").out)["invitations"]
     assert left["uses_left"] == 0
     unknown = run_here("keys", "revoke", "nobody")
@@ -182,21 +184,23 @@ def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> 
     ],
 )
 def test_what_cannot_be_is_told(
-    run_here: RunHere, here: Path, arguments: tuple[str, ...], words: str
+    run_here: RunHere, keys_dir: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     result = run_here(*arguments)
     assert (result.code, result.out) == (2, "")
     assert words in result.err
 
 
-def test_an_address_is_needed_until_the_coordinator_had_one(run_here: RunHere, here: Path) -> None:
+def test_an_address_is_needed_until_the_coordinator_had_one(
+    run_here: RunHere, keys_dir: Path
+) -> None:
     run_here("init")
     result = run_here("invite")
     assert result.code == 2
     assert "or a coordinator that has run before" in result.err
 
 
-def test_an_invited_peer_has_its_keys_name(run_here: RunHere, here: Path) -> None:
+def test_an_invited_peer_has_its_keys_name(run_here: RunHere, keys_dir: Path) -> None:
     run_here("init")
     word = run_here("invite", "--address", "127.0.0.1:1").out.strip()
     result = run_here("serve-stage", word, "--peer-id", "me")
@@ -204,23 +208,23 @@ def test_an_invited_peer_has_its_keys_name(run_here: RunHere, here: Path) -> Non
     assert "a peer's id follows from its key, and --name chooses what people read" in result.err
 
 
-def test_keys_are_rotated(run_here: RunHere, here: Path) -> None:
+def test_keys_are_rotated(run_here: RunHere, keys_dir: Path) -> None:
     made = json.loads(run_here("init", "--json").out)
     word = run_here("invite", "--address", "h:1").out
-    authority = (here / FOLDER / "authority.key").read_bytes()
-    told = json.loads(run_here("keys", "rotate", "--json").out)
-    assert told == {
+    authority = (keys_dir / FOLDER / "authority.key").read_bytes()
+    rotation = json.loads(run_here("keys", "rotate", "--json").out)
+    assert rotation == {
         "fingerprint": made["fingerprint"],
         "authority": False,
         "members": 0,
         "invitations": 0,
     }
-    coordinators = (here / FOLDER / "coordinator.key").read_bytes()
+    coordinators = (keys_dir / FOLDER / "coordinator.key").read_bytes()
     replaced = run_here("keys", "rotate", "--authority")
     assert replaced.code == 0
     assert "0 members and 1 open invitations are void; restart the coordinator" in replaced.out
-    assert (here / FOLDER / "authority.key").read_bytes() != authority
-    assert (here / FOLDER / "coordinator.key").read_bytes() != coordinators
+    assert (keys_dir / FOLDER / "authority.key").read_bytes() != authority
+    assert (keys_dir / FOLDER / "coordinator.key").read_bytes() != coordinators
     assert not json.loads(run_here("keys", "list", "--json").out)["invitations"]
     assert run_here("invite", "--address", "h:1").out[:20] != word[:20], "another fingerprint"
 
@@ -231,8 +235,7 @@ def test_keys_are_rotated(run_here: RunHere, here: Path) -> None:
 @pytest.mark.xdist_group("swarm")
 def test_a_running_swarm_gets_other_keys(shell: Shell) -> None:
     shell.env |= {"XDG_CACHE_HOME": str(shell.cwd / "cache"), "XDG_STATE_HOME": str(shell.cwd)}
-    assert shell.spawn("init").ends() == 0
-    coordinator = shell.up("coordinator")
+    coordinator = shell.up("coordinator")  # Its first start creates the keys.
 
     def invited(*options: object) -> str:
         made = shell.spawn("invite", "--json", *options)

@@ -62,14 +62,16 @@ def assert_one_count(swarm: Swarm, peer: Spawned, shell: Shell) -> None:
     """
     farewell = re.fullmatch(r"\S+ gave (?P<given>.+); thank you", peer.out[-1])
     assert farewell is not None, peer.out
-    told = shell.spawn("events", *swarm.client_way, "--since", 0)
-    assert told.ends(60) == 0, told.err
-    assert any(line.endswith(f" left; it gave {farewell['given']}") for line in told.out), told.out
+    events = shell.spawn("events", *swarm.client_way, "--since", 0)
+    assert events.ends(60) == 0, events.err
+    assert any(line.endswith(f" left; it gave {farewell['given']}") for line in events.out), (
+        events.out
+    )
     status = shell.spawn("status", *swarm.client_way, "--json")
     assert status.ends(60) == 0, status.err
     known = json.loads("".join(status.out))["contributors"]
-    (given,) = [one for one in known if one["words"] == farewell["given"]]
-    assert 0 < given["sent_bytes"] < given["all_bytes"]
+    (contribution,) = [one for one in known if one["words"] == farewell["given"]]
+    assert 0 < contribution["sent_bytes"] < contribution["all_bytes"]
 
 
 def test_ctrl_c_on_the_last_peer_of_a_stage_loses_no_step(shell: Shell, sample: DemoInput) -> None:

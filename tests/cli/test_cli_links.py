@@ -1,4 +1,4 @@
-"""What peers measure of the links between them, from real links to `swarm-ft status --json`."""
+"""Peers measure the links between them: from real links to `swarm-ft status --json`."""
 
 import json
 from typing import Any
@@ -21,13 +21,13 @@ LOOKS = 100
 
 def links_of(shell: Shell, invite: str) -> list[dict[str, Any]]:
     """All that members tell of links to each other."""
-    told = shell.spawn("status", "--json", "--invite", invite)
-    assert told.ends() == 0, told.err
-    return [link for peer in told.first_words()["peers"] for link in peer["links"]]
+    status = shell.spawn("status", "--json", "--invite", invite)
+    assert status.ends() == 0, status.err
+    return [link for peer in status.first_words()["peers"] for link in peer["links"]]
 
 
 def test_a_link_that_is_full_is_known_by_its_speed(shell: Shell, sample: DemoInput) -> None:
-    """What its volunteers let pass: frames as they are, more than that."""
+    """Uncompressed frames need more than the volunteers' caps let pass."""
     port = free_port()
     assert shell.spawn("init").ends() == 0
     shell.up("coordinator", "--port", port, "--no-page")

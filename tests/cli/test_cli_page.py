@@ -47,7 +47,7 @@ def test_a_coordinator_has_a_page_and_metrics_until_it_ends(shell: Shell) -> Non
 
 
 def over_tls(address: str, fingerprint: str) -> tuple[int, str]:
-    """What answers there, if its certificate is the one with this fingerprint."""
+    """Return the answer at this address, if its certificate has this fingerprint."""
     url = urlsplit(address)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -60,14 +60,15 @@ def over_tls(address: str, fingerprint: str) -> tuple[int, str]:
         return answer.status, answer.read().decode()
 
 
+@pytest.mark.thorough
 def test_a_page_for_other_machines_keeps_its_key_over_a_restart(
     shell: Shell, tmp_path: Path
 ) -> None:
     assert shell.spawn("init", "--json").ends() == 0
-    told = ("--page", "0.0.0.0:0", "--announce", "swarm.example.org")
+    options = ("--page", "0.0.0.0:0", "--announce", "swarm.example.org")
     fingerprints = []
     for _ in range(2):
-        running = shell.up("coordinator", *told)
+        running = shell.up("coordinator", *options)
         words = running.first_words()
         assert words["page"].startswith("https://swarm.example.org:")
         status, html = over_tls(words["page"], words["page_fingerprint"])

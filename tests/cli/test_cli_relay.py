@@ -59,13 +59,13 @@ def test_a_relay_is_known_as_long_as_it_is_there(shell: Shell) -> None:
     coordinator = shell.up("coordinator", "--no-relay")
     word = shell.invited("--role", "relay")
     relay = shell.up("relay", word, "--host", "127.0.0.1", "--max-links", 7)
-    told = relay.first_words()
-    assert told["max_links"] == 7
+    greeting = relay.first_words()
+    assert greeting["max_links"] == 7
     client = shell.invited("--role", "client")
     status = shell.spawn("status", "--invite", client, "--json")
     assert status.ends() == 0
     (known,) = status.first_words()["relays"]
-    assert (known["relay"], known["endpoint"]) == (told["relay"], told["endpoint"])
+    assert (known["relay"], known["endpoint"]) == (greeting["relay"], greeting["endpoint"])
     shell.env["XDG_STATE_HOME"] = str(shell.cwd / "another's")
     peer = shell.spawn("relay", shell.invited(), "--host", "127.0.0.1")
     assert peer.ends() == 1
@@ -128,8 +128,8 @@ class Town:
 
         def losses() -> list[float]:
             assert client.ends(200) == 0, client.err
-            told: list[float] = json.loads(report.read_text(encoding="utf-8"))["losses"]
-            return told
+            losses: list[float] = json.loads(report.read_text(encoding="utf-8"))["losses"]
+            return losses
 
         return losses
 
@@ -180,5 +180,5 @@ def carries_any(relay: Spawned) -> bool:
 
 
 def times_relayed(peers: list[Spawned]) -> int:
-    """How often one of them had a stream to the other."""
+    """Count the times at which one of them had a stream to the other."""
     return sum("relayed, after" in line for peer in peers for line in peer.err)

@@ -31,8 +31,8 @@ def test_processes_are_replayed_while_they_run_and_after(
 ) -> None:
     journal = shell.cwd / "journal.db"
     key = shell.cwd / "key"
-    told = ("--journal", journal, "--encrypt-at-rest", key)
-    coordinator = shell.up("coordinator", "--insecure", "--no-page", *told)
+    arguments = ("--journal", journal, "--encrypt-at-rest", key)
+    coordinator = shell.up("coordinator", "--insecure", "--no-page", *arguments)
     words = coordinator.first_words()
     way = ("--insecure", "--initial-peers", words["addresses"][0])
     first = shell.spawn("serve-stage", *way, "--layers", "0-2")
@@ -53,9 +53,9 @@ def test_processes_are_replayed_while_they_run_and_after(
         return json.loads(result.out)
 
     def lives() -> Any:
-        asked = shell.spawn("status", "--insecure", "--coordinator", words["endpoint"], "--json")
-        assert asked.ends() == 0
-        return asked.first_words()
+        status = shell.spawn("status", "--insecure", "--coordinator", words["endpoint"], "--json")
+        assert status.ends() == 0
+        return status.first_words()
 
     living = lives()
     while (found := replayed())["next_event"] < living["next_event"]:

@@ -25,7 +25,7 @@ Runs = dict[str, Run]
 
 
 class Owner:
-    """Who trains in the swarm, with a key of its own."""
+    """A client that trains in the swarm, with a key of its own."""
 
     def __init__(self, shell: Shell, word: str, sample: DemoInput) -> None:
         self.way = ("--invite", word)
@@ -44,9 +44,9 @@ class Owner:
         )
 
     def losses(self, report: str) -> list[float]:
-        told: dict[str, Any] = json.loads((self._shell.cwd / f"{report}.json").read_text())
-        assert told["went_back"] == []
-        losses: list[float] = told["losses"]
+        document: dict[str, Any] = json.loads((self._shell.cwd / f"{report}.json").read_text())
+        assert document["went_back"] == []
+        losses: list[float] = document["losses"]
         return losses
 
 
@@ -60,7 +60,7 @@ def peers_of(run: Run) -> set[str]:
 
 @pytest.fixture
 def owners(shell: Shell, sample: DemoInput, tmp_path: Path) -> tuple[Owner, Owner]:
-    """Of a swarm with two peers for each of two stages."""
+    """Start a swarm with two peers for each of two stages, and return its two owners."""
     port = free_port()
     assert shell.spawn("init").ends() == 0
     place = ("--address", f"127.0.0.1:{port}", "--uses", 10)
@@ -83,11 +83,11 @@ def test_two_owners_train_side_by_side_and_each_as_if_alone(
     one, two = owners
 
     def until(is_so: Callable[[Runs], bool]) -> Runs:
-        """What `status` shows once it is so."""
+        """Return the runs that `status` shows once the condition holds."""
         while True:
-            told = run_here("status", "--json", *one.way)
-            assert told.code == 0, told.err
-            runs = {run["run"]: run for run in json.loads(told.out)["runs"]}
+            printed = run_here("status", "--json", *one.way)
+            assert printed.code == 0, printed.err
+            runs = {run["run"]: run for run in json.loads(printed.out)["runs"]}
             if is_so(runs):
                 return runs
 
@@ -106,8 +106,8 @@ def test_two_owners_train_side_by_side_and_each_as_if_alone(
 
     assert second.ends(END_S) == 0, second.err
     until(lambda runs: runs[mine]["steps"] > STEPS and len(peers_of(runs[mine])) == 4)
-    told = run_here("losses", "--run", mine, "--json", *one.way)
-    rows = [json.loads(line) for line in told.out.splitlines()]
+    printed = run_here("losses", "--run", mine, "--json", *one.way)
+    rows = [json.loads(line) for line in printed.out.splitlines()]
     disturbed = [row["loss"] for row in rows if "loss" in row][:STEPS]
     assert "went-back" not in run_here("events", *one.way).out
     assert run_here("client", "cancel", *one.way).code == 0, "of two runs it is one's own"

@@ -1,4 +1,4 @@
-"""What `swarm-ft status` makes of a swarm's state."""
+"""`swarm-ft status` shows a swarm's state in lines for people and in JSON."""
 
 from dataclasses import asdict, replace
 
@@ -132,10 +132,10 @@ def test_a_club_of_twelve_peers_and_six_runs_fits_one_screen() -> None:
 
 
 def test_lines_of_a_wide_terminal_and_of_a_file_have_all_words() -> None:
-    told = list(overview_lines(club()))
-    assert "training, 1.1 s/step, 7.25 samples/s, on 6 peers, another client's" in told[3]
-    assert "run-1 layers 5-6 computing" in told[-2]
-    assert told[-1].endswith("--verbose: links, stages, buffers, contributions")
+    lines = list(overview_lines(club()))
+    assert "training, 1.1 s/step, 7.25 samples/s, on 6 peers, another client's" in lines[3]
+    assert "run-1 layers 5-6 computing" in lines[-2]
+    assert lines[-1].endswith("--verbose: links, stages, buffers, contributions")
 
 
 def test_warnings_come_first_and_no_name_steers_the_terminal() -> None:
@@ -210,8 +210,8 @@ def test_of_anothers_run_its_numbers_are_shown() -> None:
         "run-2  step 9/40  training  (another client's)",
         "  layers 0-3  one",
     ]
-    (told,) = status_fields(found)["runs"]
-    assert (told["run"], told["own"], told["steps"], told["detail"]) == ("run-2", False, 9, "")
+    (run,) = status_fields(found)["runs"]
+    assert (run["run"], run["own"], run["steps"], run["detail"]) == ("run-2", False, 9, "")
 
 
 def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmStatus) -> None:
@@ -277,7 +277,7 @@ def test_links_are_shown_with_what_was_measured_of_them() -> None:
 
 
 def test_a_ratio_is_that_of_the_last_step_and_its_codecs(found: SwarmStatus) -> None:
-    """What others made before it would make it look better or worse than they are."""
+    """Steps with other codecs would make the present ones look better or worse than they are."""
 
     def sent(forward_bytes: int) -> Traffic:
         return Traffic(

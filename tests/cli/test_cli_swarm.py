@@ -127,7 +127,7 @@ def train(swarm: Swarm, sample: DemoInput, text: Path) -> Train:
 
 @pytest.fixture(scope="module")
 def quiet_report(swarm: Swarm, sample: DemoInput, text: Path) -> dict[str, Any]:
-    """Of a run that nothing disturbed."""
+    """Return the report of a run without disturbance."""
     out = swarm.shell.cwd / "quiet"
     arguments = ("client", "train", "--model", sample.model_dir, *job_options(text, NUM_STEPS))
     more = ("--out", out, "--json", f"{out}.json", *swarm.client_way)
@@ -171,13 +171,13 @@ def test_what_happened_and_how_it_learnt_can_be_seen(
     swarm: Swarm, quiet_report: dict[str, Any], run_here: RunHere
 ) -> None:
     run_id, look = quiet_report["run_id"], ("--json", *swarm.client_way)
-    told = [
+    events = [
         json.loads(line) for line in run_here("losses", "--run", run_id, *look).out.splitlines()
     ]
-    steps = [one for one in told if "loss" in one]
+    steps = [one for one in events if "loss" in one]
     assert [one["loss"] for one in steps] == quiet_report["losses"]
     assert [one["step"] for one in steps] == list(range(NUM_STEPS))
-    assert [one["step"] for one in told if "eval_loss" in one] == [0, NUM_STEPS]
+    assert [one["step"] for one in events if "eval_loss" in one] == [0, NUM_STEPS]
     rows = run_here("losses", "--run", run_id, "--csv", *swarm.client_way).out.splitlines()
     assert rows[0].startswith("step,loss,learning_rate,grad_norm,seconds,eval_loss")
     assert len(rows) == 1 + NUM_STEPS + 2
@@ -279,10 +279,10 @@ def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelle
     newest = shown["runs"][-1]
     assert (newest["run"], newest["phase"]) == (run_id, "training")
     assert sorted(stage["layers"] for stage in newest["stages"]) == ["0-1", "1-2", "2-3"]
-    told = run_here("status", *swarm.client_way).out
-    assert re.search(rf"^{run_id} +\d+/[\d,]+ +training, ", told, re.MULTILINE)
-    told = run_here("status", "--verbose", *swarm.client_way).out
-    assert re.search(rf"^{run_id}  step \d+/\d+  training", told, re.MULTILINE)
+    status = run_here("status", *swarm.client_way).out
+    assert re.search(rf"^{run_id} +\d+/[\d,]+ +training, ", status, re.MULTILINE)
+    status = run_here("status", "--verbose", *swarm.client_way).out
+    assert re.search(rf"^{run_id}  step \d+/\d+  training", status, re.MULTILINE)
     cancelled = run_here("client", "cancel", "--run", run_id, *swarm.client_way)
     assert (cancelled.code, cancelled.out.split()[1]) == (0, "cancelled")
     assert client.ends() == 1

@@ -1,4 +1,4 @@
-"""What `swarm-ft top` draws of a swarm's state, and what its keys do."""
+"""`swarm-ft top` draws a swarm's state, and its keys move through it."""
 
 import math
 from dataclasses import replace
@@ -154,7 +154,7 @@ def draw(picture: TopScreen, width: int, encoding: str = "utf-8") -> list[str]:
 def test_all_facts_find_room(picture: TopScreen, width: int) -> None:
     lines = draw(picture, width)
     assert max(map(len, lines)) <= width
-    told = " ".join(" ".join(lines).split())
+    text = " ".join(" ".join(lines).split())
     for words in (
         "4 peers, 2 runs",
         "> run-1 training step 50/200 25% █",
@@ -165,14 +165,14 @@ def test_all_facts_find_room(picture: TopScreen, width: int) -> None:
         "dolomite cpu layers auto nothing",
         "made again. What would have kept them: another peer for layers 3-6",
     ):
-        assert words in told
+        assert words in text
     at_boundary = next(i for i, line in enumerate(lines) if "10.0x, 75% hits" in line)
     assert "amber" in " ".join(lines[:at_boundary])
     assert "coral" in " ".join(lines[at_boundary:])
     assert lines[at_boundary].split()[-2:] == ["72/?", "31"], "of the slowest link between them"
     is_wide = width == 120
-    assert ("aq3+z down, q3+z up: 10.0x" in told) == is_wide
-    assert ("direct coral" in told, "3.7 GiB" in told) == (is_wide, is_wide)
+    assert ("aq3+z down, q3+z up: 10.0x" in text) == is_wide
+    assert ("direct coral" in text, "3.7 GiB" in text) == (is_wide, is_wide)
 
 
 def test_it_fits_its_terminal_and_the_newest_events_go_first(picture: TopScreen) -> None:
@@ -192,9 +192,9 @@ def test_a_terminal_without_blocks_or_colour_shows_it(picture: TopScreen) -> Non
 def test_words_of_others_cannot_steer_the_terminal(picture: TopScreen) -> None:
     rogue = replace(picture.found.members[0], device="\x1b[2Jcpu [red]\nx")
     found = replace(picture.found, members=(rogue, *picture.found.members[1:]))
-    told = "\n".join(draw(replace(picture, found=found), 120))
-    assert "\x1b" not in told
-    assert "[red]" in told
+    text = "\n".join(draw(replace(picture, found=found), 120))
+    assert "\x1b" not in text
+    assert "[red]" in text
 
 
 @pytest.mark.parametrize(
@@ -220,9 +220,9 @@ def test_keys_hold_and_quit(picture: TopScreen) -> None:
 
 
 def test_an_empty_swarm_says_what_would_fill_it() -> None:
-    told = "\n".join(draw(TopScreen(found=SwarmStatus(members=(), runs=())), 80))
-    assert "swarm-ft client train" in told
-    assert "swarm-ft serve-stage" in told
+    text = "\n".join(draw(TopScreen(found=SwarmStatus(members=(), runs=())), 80))
+    assert "swarm-ft client train" in text
+    assert "swarm-ft serve-stage" in text
 
 
 def test_a_curve_goes_from_its_lowest_to_its_highest() -> None:

@@ -36,9 +36,9 @@ def test_the_page_can_be_walked(shell: Shell) -> None:
         assert words["journal"] == f"{copying[-1]}/{JOURNAL}"
     assert coordinator.interrupted() in (0, 130)
 
-    told = shell.spawn(*version)
-    assert told.ends() == 0
-    assert told.out == [f"swarm-ft, version {described_version()}"]
+    printed = shell.spawn(*version)
+    assert printed.ends() == 0
+    assert printed.out == [f"swarm-ft, version {described_version()}"]
     assert shell.up(*again, *QUIET).interrupted() in (0, 130)
 
     made = shell.spawn(*cold)

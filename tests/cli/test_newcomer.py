@@ -29,7 +29,7 @@ WATCHING, VOLUNTEERING = (
 SECTION = "## Train with friends"
 TRAIN_S = 300.0
 NOTES_CHARS = 12_000
-LENT = (
+RESOURCE_LINES = (
     "This machine lends at most 5 GiB of memory for stages and 2 GiB for buffers, 2 cores, "
     "126 GiB of disk, no cap on the link (--memory, --buffer-memory, --threads, --buffer-disk, "
     "--keep-disk, --model-disk, --upload-mbps, --download-mbps)",
@@ -74,8 +74,8 @@ class Place:
     def types(self, words: Iterable[object]) -> Spawned:
         return self.shell.spawn(*words)
 
-    def says(self, *words: object, timeout_s: float = 60.0) -> list[str]:
-        """What a command that ends well prints."""
+    def runs(self, *words: object, timeout_s: float = 60.0) -> list[str]:
+        """Run a command that must succeed and return the lines that it prints."""
         typed = self.types(words)
         assert typed.ends(timeout_s) == 0, (words, typed.out, typed.err)
         return typed.out
@@ -142,11 +142,11 @@ def _plain(text: str) -> str:
     return r"\s+".join(map(re.escape, re.split(r"\s+", text)))
 
 
-def assert_told(lines: Iterable[str], doc: str, *examples: str) -> None:
-    told = list(lines)
+def assert_printed(lines: Iterable[str], doc: str, *examples: str) -> None:
+    printed = list(lines)
     for example in examples:
         pattern = like(doc, example)
-        assert any(pattern.search(line) for line in told), (example, pattern.pattern, told)
+        assert any(pattern.search(line) for line in printed), (example, pattern.pattern, printed)
 
 
 def test_an_example_stands_for_lines_like_it() -> None:
@@ -168,61 +168,61 @@ def test_a_newcomers_first_ten_minutes(places: tuple[Place, Place], sample: Demo
     notes = Path(sample.train_file).read_text(encoding="utf-8")[:NOTES_CHARS]
     (owner.shell.cwd / "notes.txt").write_text(notes, encoding="utf-8")
     port = free_port()
-    here: dict[str, object] = {
+    examples: dict[str, object] = {
         "0.0.0.0": "127.0.0.1",
         "coordinator.lan": "127.0.0.1",
         "7000": port,
         "gpt2-medium": sample.model_dir,
     }
     init, coordinate, invite, serve, invite_client, plan, train = commands_of(SECTION)
-    helped = owner.says("--help")
+    helped = owner.runs("--help")
     for command in (init, coordinate, invite, serve, plan, train):
         assert any(line.split()[:1] == [command[0]] for line in helped), command
 
-    assert "the swarm's keys in swarm-ft-coordinator.db.keys" in owner.says(*init)[0]
-    coordinator = owner.types(meant(coordinate, here))
+    assert "the swarm's keys in swarm-ft-coordinator.db.keys" in owner.runs(*init)[0]
+    coordinator = owner.types(meant(coordinate, examples))
     coordinator.wait_for("out", "Let others in: run swarm-ft invite")
-    assert_told(
+    assert_printed(
         coordinator.out,
         WATCHING,
         "The coordinator is running at 127.0.0.1:34717. Ctrl-C stops it.",
         "Web page (its address opens once, in one browser): http://127.0.0.1:7770/?token=PAsPkJBC...",
     )
-    volunteer.saves("peer.txt", owner.says(*invite))
-    owner.saves("client.txt", owner.says(*invite_client))
+    volunteer.saves("peer.txt", owner.runs(*invite))
+    owner.saves("client.txt", owner.runs(*invite_client))
 
     assert "`swarm-ft doctor @invitation.txt`" in README
-    assert "ok" in {line.split()[0] for line in volunteer.says("doctor", "@peer.txt")}
+    assert "ok" in {line.split()[0] for line in volunteer.runs("doctor", "@peer.txt")}
     # The README's model is a public one of the hub; the test's lies in a directory.
-    lent = volunteer.types([*meant(serve, here), "--models", sample.model_dir])
-    lent.wait_for("out", "Others reach this machine")
-    assert_told(lent.out, VOLUNTEERING, *LENT)
+    greeting = volunteer.types([*meant(serve, examples), "--models", sample.model_dir])
+    greeting.wait_for("out", "Others reach this machine")
+    assert_printed(greeting.out, VOLUNTEERING, *RESOURCE_LINES)
 
-    assert owner.says(*meant(plan, here))
-    missing = meant(train, {**here, "notes.txt": "notes.text"})
+    assert owner.runs(*meant(plan, examples))
+    missing = meant(train, {**examples, "notes.txt": "notes.text"})
     assert "notes.text" in owner.is_refused(*missing)
-    trained = owner.says(*meant(train, here), timeout_s=TRAIN_S)
+    trained = owner.runs(*meant(train, examples), timeout_s=TRAIN_S)
     assert ["result", "tuned"] in [line.split() for line in trained]
     assert (owner.shell.cwd / "tuned" / "model.safetensors").exists()
-    assert_told(lent.err, VOLUNTEERING, "run run-4f364706: loaded layers 0-1")
+    assert_printed(greeting.err, VOLUNTEERING, "run run-4f364706: loaded layers 0-1")
 
     watches(owner, "@client.txt")
-    tries_another(owner, meant(train, here), "@client.txt")
+    tries_another(owner, meant(train, examples), "@client.txt")
 
-    lent.signal(signal.SIGINT)
-    assert lent.ends() == 0, lent.err
-    assert_told(lent.out[-1:], VOLUNTEERING, THANKS)
+    greeting.signal(signal.SIGINT)
+    assert greeting.ends() == 0, greeting.err
+    assert_printed(greeting.out[-1:], VOLUNTEERING, THANKS)
     assert coordinator.interrupted() == 0
 
 
 def watches(owner: Place, word: object) -> None:
-    """Who is there, what happened, how the run learned."""
+    """Check the commands that show members, events and losses."""
     way = ("--invite", word)
-    assert_told(owner.says("status", "--verbose", *way), WATCHING, *STATUS)
-    assert_told(owner.says("losses", *way), WATCHING, *LOSSES)
-    events = owner.says("events", *way)
-    assert_told(events, WATCHING, "peer loyal-ibis-95 joined:")
-    assert_told(events[-1:], WATCHING, "2026-11-24 16:28:32")
+    assert_printed(owner.runs("status", "--verbose", *way), WATCHING, *STATUS)
+    assert_printed(owner.runs("losses", *way), WATCHING, *LOSSES)
+    events = owner.runs("events", *way)
+    assert_printed(events, WATCHING, "peer loyal-ibis-95 joined:")
+    assert_printed(events[-1:], WATCHING, "2026-11-24 16:28:32")
     assert "a client fetched the result" in events[-1]
 
 
@@ -230,16 +230,16 @@ def tries_another(owner: Place, train: list[object], word: object) -> None:
     """A run that is left alone, speaks once it is finished, and is fetched then."""
     way = ("--invite", word)
     assert '`swarm-ft client generate "Once upon"`' in README
-    left = owner.says(*train, "--detach", timeout_s=TRAIN_S)
+    left = owner.runs(*train, "--detach", timeout_s=TRAIN_S)
     (run,) = set(re.findall(r"run-[0-9a-f]{8}", "".join(left)))
     following = owner.types(["events", "--follow", "--run", run, *way])
     following.wait_for("out", "the result can be fetched", TRAIN_S)
     assert following.interrupted() == 0
-    assert any(owner.says("client", "generate", "Once upon", *way))
-    assert owner.says("client", "attach", "--out", "another", *way)
+    assert any(owner.runs("client", "generate", "Once upon", *way))
+    assert owner.runs("client", "attach", "--out", "another", *way)
     assert (owner.shell.cwd / "another" / "model.safetensors").exists()
 
 
-def meant(words: Iterable[str], here: Mapping[str, object]) -> list[object]:
+def meant(words: Iterable[str], examples: Mapping[str, object]) -> list[object]:
     """A command of the README, for the machine that this is."""
-    return [here.get(word, word) for word in words]
+    return [examples.get(word, word) for word in words]

@@ -1,4 +1,4 @@
-"""What every directory promises, asked of each: the fake is held to the DHT's truth."""
+"""The contract of every directory; the in-memory double must agree with the DHT."""
 
 import asyncio
 from collections.abc import AsyncIterator

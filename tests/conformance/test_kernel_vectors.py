@@ -74,7 +74,6 @@ def test_table_covers_what_decoders_call() -> None:
         "slice_contexts",
         "shifts_of",
         "decode_symbols",
-        "hadamard",
     }
 
 
@@ -95,12 +94,10 @@ def cases() -> Iterator[Case]:
         for slices in range(1, 5):
             classes = torch.arange(40).remainder(15).to(torch.uint8)
             yield "slice_contexts", f"{slices} slices, seed {seed}", (classes, seed, slices)
-    for tile in (1, 4, 32):
-        yield "hadamard", f"tile {tile}", (torch.randn(2, 32, generator=generator), tile)
 
 
 def some_scales(generator: torch.Generator, rows: int, cols: int) -> Scales:
-    """Of all magnitudes and both signs; the last column's is 0."""
+    """Draw scales of all magnitudes and both signs; the last column's is 0."""
     powers = 2.0 ** torch.randint(-30, 31, (cols,), generator=generator)
     scales = (torch.randn(cols, generator=generator) * powers).bfloat16().float()
     if cols > 1:

@@ -1,4 +1,4 @@
-"""What `Kernels` promises, asked of every backend; and the fast ones held to the reference.
+"""The contract of `Kernels` for every backend; the fast ones must agree with the reference.
 
 Where a decoder calls a kernel, or both ends must agree, "held" is to the bit.
 """
@@ -52,12 +52,12 @@ def drawn(seed: int) -> torch.Generator:
 def some_scales(
     axis: str, shape: tuple[int, int], exponent: int, generator: torch.Generator
 ) -> Scales:
-    """Of any sign and some of them zero, around 2^exponent."""
+    """Draw scales of either sign, some of them zero, around 2^exponent."""
 
     def vector(n: int, scale: int) -> Tensor:
         spread = torch.randn(n, generator=generator)
-        kept = torch.rand(n, generator=generator) > 0.15
-        return (spread * kept * 2.0**scale).bfloat16().float()
+        is_nonzero = torch.rand(n, generator=generator) > 0.15
+        return (spread * is_nonzero * 2.0**scale).bfloat16().float()
 
     tokens, channels = shape
     one = torch.ones(1)
@@ -199,7 +199,7 @@ def test_both_at_once_is_one_after_the_other(
 def positions(
     x: Tensor, base: Tensor | None, scales: Scales, shape: tuple[int, int], seed: int | None
 ) -> Tensor:
-    """Where values lie, in scales, dither taken off; exact enough to tell cells apart."""
+    """Return positions in scales without dither, exact enough to distinguish cells."""
     change = (x if base is None else x - base).double()
     dither: Tensor | float = 0.0
     if seed is not None:
@@ -423,7 +423,7 @@ def _zeros(count: int) -> Tensor:
 
 
 def _error_of(x: Tensor, seed: int, lowest: list[int]) -> float:
-    """Of the nearest codes with these lowest bits, one lane."""
+    """Return the error of the nearest codes with these lowest bits, for one lane."""
     total, shift, before = 0.0, 0, 0
     for value, r, odd in zip(
         x.tolist(), (mix(torch.arange(len(x)), seed) >> 28).tolist(), lowest, strict=True
@@ -589,33 +589,6 @@ def test_histogram_counts(backend: Backend, count: int, num_contexts: int, seed:
     for context, code in zip(contexts.tolist(), codes.tolist(), strict=True):
         expected[context, code] += 1
     assert torch.equal(counts, expected)
-
-
-# --- Hadamard tiles
-
-
-@FEW
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 8), SEEDS)
-def test_hadamard_is_the_matrix(
-    backend: Backend, rows: int, tiles: int, log_tile: int, seed: int
-) -> None:
-    tile = 1 << log_tile
-    x = torch.randint(-9, 10, (rows, tiles * tile), generator=drawn(seed)).float()
-    matrix = torch.ones(1, 1)
-    for _ in range(log_tile):
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    expected = (x.view(-1, tile) @ matrix).view(x.shape)
-    assert torch.equal(backend("hadamard", x, tile), expected)
-
-
-@FEW
-@given(st.integers(1, 20), st.integers(1, 3), st.integers(0, 8), SEEDS)
-def test_hadamard_adds_in_one_order(
-    fast: Backend, reference: Backend, rows: int, tiles: int, log_tile: int, seed: int
-) -> None:
-    x = torch.randn(rows, tiles << log_tile, generator=drawn(seed)) * 1e3
-    rotated = fast("hadamard", x, 1 << log_tile)
-    assert torch.equal(bits_of(rotated), bits_of(reference("hadamard", x, 1 << log_tile)))
 
 
 # --- sizes

@@ -1,4 +1,4 @@
-"""What `Kernels` promises of its rANS coder, asked of every backend; and that all code alike."""
+"""The contract of the rANS coder in `Kernels`: every backend produces the same bytes."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from swarm_ft.codec.kernels.base import MIN_STATE, SEGMENT, Coded
 from tests.conformance.conftest import Backend
+from tests.draws import draws
 
 FEW = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -78,7 +79,7 @@ def test_decode_reads_what_encode_wrote(
 def test_decode_finds_the_contexts_that_symbols_before_change(
     backend: Backend, layout: tuple[int, int, int], flip: int, seed: int
 ) -> None:
-    """As along a trellis: which context a symbol has, those before it in its lane tell."""
+    """A symbol's context follows from the symbols before it in its lane, as along a trellis."""
     symbols, contexts, frequencies, _ = some_stream(seed, layout, 8, backend)
     flips = backend("shifts_of", symbols, layout[0]) * flip
     changed = torch.where(frequencies[(contexts ^ flips).long(), symbols.long()] > 0, contexts, 8)
@@ -134,14 +135,14 @@ def damaged(coded: Coded, damage: str, generator: torch.Generator) -> Coded:
         states[0, 0] = [0, 1, MIN_STATE, 2**32 - 1][int(states[0, 0]) % 4]
     if damage == "all random":
         words = torch.randint(0, 2**16, (len(words),), generator=generator).int()
-    kept = {"fewer words": len(words) // 2, "no words": 0}.get(damage, len(words))
-    words = words[:kept]
+    num_words = {"fewer words": len(words) // 2, "no words": 0}.get(damage, len(words))
+    words = words[:num_words]
     if damage == "more words":
         words = torch.cat([words, torch.zeros(3, dtype=torch.int32)])
     return Coded(states, torch.tensor([len(words)]), words)
 
 
-@settings(FEW, max_examples=40)
+@settings(FEW, max_examples=draws(40))
 @given(CODED, st.sampled_from(DAMAGES), SEEDS)
 def test_damage_gets_one_verdict(
     fast: Backend, reference: Backend, layout: tuple[int, int, int], damage: str, seed: int

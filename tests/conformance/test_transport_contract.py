@@ -1,4 +1,4 @@
-"""What every transport promises, asked of each: the fake in memory is held to gRPC's truth."""
+"""The contract of every transport; the in-memory double must agree with gRPC."""
 
 import asyncio
 import re
@@ -148,14 +148,14 @@ async def test_empty_messages_are_messages(transport: Transport) -> None:
 
 
 async def test_a_unary_call_answers_once(transport: Transport) -> None:
-    told = SwarmStatus(members=(MemberStatus(peer_id=PeerId("p"), layers=None),), runs=())
+    known_status = SwarmStatus(members=(MemberStatus(peer_id=PeerId("p"), layers=None),), runs=())
 
     async def status(stream: Stream) -> None:
         assert await stream.receive() == StatusRequest()
-        await stream.send(told)
+        await stream.send(known_status)
 
     async with serving(transport, {STATUS: status}) as (_, channel):
-        assert await call(channel, STATUS, StatusRequest(), timeout_s=5.0) == told
+        assert await call(channel, STATUS, StatusRequest(), timeout_s=5.0) == known_status
 
 
 def run_status(committed_steps: int) -> RunStatus:
@@ -239,8 +239,8 @@ async def test_many_tasks_may_send_on_one_stream(transport: Transport) -> None:
 
 async def test_calls_on_one_channel_do_not_mix(transport: Transport) -> None:
     async with serving(transport, {BYTES: echo, STATUS: echo_nothing}) as (_, channel):
-        held = channel.open(STATUS)
-        await held.send(StatusRequest())
+        call = channel.open(STATUS)
+        await call.send(StatusRequest())
 
         async def exchange(number: int) -> None:
             stream = channel.open(BYTES)
@@ -275,7 +275,7 @@ async def test_a_slow_reader_bounds_the_writer(transport: Transport) -> None:
     go, stalled = asyncio.Event(), asyncio.Event()
     accepted = 0
 
-    async def read_when_told(stream: Stream) -> None:
+    async def read_when_allowed(stream: Stream) -> None:
         await go.wait()
         await echo_count(stream)
 
@@ -297,7 +297,7 @@ async def test_a_slow_reader_bounds_the_writer(transport: Transport) -> None:
             accepted += 1
         await stream.finish()
 
-    async with serving(transport, {BYTES: read_when_told}) as (_, channel):
+    async with serving(transport, {BYTES: read_when_allowed}) as (_, channel):
         stream = channel.open(BYTES)
         sender = asyncio.create_task(send_all(stream))
         await stalled.wait()
@@ -439,14 +439,14 @@ async def test_replies_of_methods_that_tell_a_lot_are_metered(
 ) -> None:
     flooded, num_sent = Flooded(), 0
 
-    async def tell_without_end(stream: Stream) -> None:
+    async def send_without_end(stream: Stream) -> None:
         nonlocal num_sent
         flooded.share = 1 if stream.caller is not None else CALLERS_PER_ADDRESS
         while True:
             await stream.send(b"event")
             num_sent += 1
 
-    async with serving(make_transport(flooded.meter), {RAW_EVENTS: tell_without_end}) as (
+    async with serving(make_transport(flooded.meter), {RAW_EVENTS: send_without_end}) as (
         _,
         channel,
     ):
@@ -715,7 +715,7 @@ VERSION = bytes([15 << 3, PROTOCOL_VERSION])
 
 
 async def greeted_with(transport: Transport, hello: bytes) -> tuple[object, errors.SwarmError]:
-    """What a server of JOIN receives, or the error that it gets, and then the client of it."""
+    """Return what a server of JOIN received or its error, then the client's error."""
     seen = asyncio.get_running_loop().create_future()
 
     async def read(stream: Stream) -> None:
@@ -732,26 +732,26 @@ async def greeted_with(transport: Transport, hello: bytes) -> tuple[object, erro
 
 
 async def test_bytes_that_are_no_such_message_are_malformed(transport: Transport) -> None:
-    seen, told = await greeted_with(transport, b"\x08\xff")  # breaks off inside a number
-    assert type(seen) is type(told) is errors.MalformedMessage
+    seen, greeting = await greeted_with(transport, b"\x08\xff")  # breaks off inside a number
+    assert type(seen) is type(greeting) is errors.MalformedMessage
 
 
 async def test_a_field_out_of_its_bounds_is_malformed_and_names_its_sender(
     transport: Transport,
 ) -> None:
-    seen, told = await greeted_with(transport, b"\x0a\x03a/b" + VERSION)
+    seen, greeting = await greeted_with(transport, b"\x0a\x03a/b" + VERSION)
     assert isinstance(seen, errors.MalformedMessage)
     words = (
         r"(client|127\.0\.0\.1:\d+) sent FromPeer\.hello\.peer_id: expected 1 to 64 .* got 'a/b'"
     )
     assert re.fullmatch(words, seen.message)
-    assert (type(told), told.message) == (type(seen), seen.message)
+    assert (type(greeting), greeting.message) == (type(seen), seen.message)
 
 
 async def test_another_version_is_told_apart_from_what_is_malformed(transport: Transport) -> None:
-    seen, told = await greeted_with(transport, b"\x0a\x05alice")
-    assert type(seen) is type(told) is errors.VersionMismatch
-    assert told.message == (
+    seen, greeting = await greeted_with(transport, b"\x0a\x05alice")
+    assert type(seen) is type(greeting) is errors.VersionMismatch
+    assert greeting.message == (
         f"the coordinator (swarm-ft {described_version()}) has protocol version "
         f"{PROTOCOL_VERSION}, peer alice has an older one: update peer alice ({UPDATE})"
     )

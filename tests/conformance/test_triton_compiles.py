@@ -19,15 +19,15 @@ SCRIPT = Path(__file__).with_name("compile_triton.py")
 def test_every_kernel_compiles_and_fuses_no_rounding_away(
     architecture: int, tmp_path: Path
 ) -> None:
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-W", "error", SCRIPT, str(architecture)],
-        env=kept | {"TRITON_CACHE_DIR": str(tmp_path)},
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         check=False,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    assert len(told["compiled"]) >= 14, told
-    assert told["fused"] == []
+    result = json.loads(done.stdout)
+    assert len(result["compiled"]) >= 14, result
+    assert result["fused"] == []

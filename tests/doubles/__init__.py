@@ -1,1 +1,1 @@
-"""What stands in for the real part in tests; the suites of the real parts hold for each."""
+"""Doubles of real parts in tests; each passes the suite of its real part."""

@@ -33,7 +33,7 @@ class Posted:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """What every directory of one swarm shares."""
+    """The state that all directories of one swarm share."""
 
     records: dict[tuple[Role, str], Posted] = field(default_factory=dict)
 

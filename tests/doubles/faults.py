@@ -31,11 +31,11 @@ class FaultyTransport:
         *,
         cut_sends: Mapping[Method[Any, Any], Iterable[int]] | None = None,
         cut_receives: Mapping[Method[Any, Any], Iterable[int]] | None = None,
-        held: Mapping[Method[Any, Any], Wait] | None = None,
+        waits: Mapping[Method[Any, Any], Wait] | None = None,
     ) -> None:
         self._inner = inner
         self._sends = _Script(cut_sends or {})
-        self._receives = _Script(cut_receives or {}, held)
+        self._receives = _Script(cut_receives or {}, waits)
 
     @property
     def num_cuts(self) -> int:
@@ -59,16 +59,16 @@ class _Script:
     def __init__(
         self,
         cuts: Mapping[Method[Any, Any], Iterable[int]],
-        held: Mapping[Method[Any, Any], Wait] | None = None,
+        waits: Mapping[Method[Any, Any], Wait] | None = None,
     ) -> None:
         self._cuts = {method.path: set(numbers) for method, numbers in cuts.items()}
-        self._held = {method.path: wait for method, wait in (held or {}).items()}
+        self._waits = {method.path: wait for method, wait in (waits or {}).items()}
         self._counts: dict[str, int] = {}
         self.num_cuts = 0
 
     async def pass_on(self, method: Method[Any, Any]) -> None:
         """Wait as long as messages of this method are held."""
-        wait = self._held.get(method.path)
+        wait = self._waits.get(method.path)
         if wait is not None:
             await wait()
 

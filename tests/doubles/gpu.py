@@ -38,7 +38,6 @@ _KERNELS = {
     "grid_errors": (3, 0),
     "histogram": (2, 0),
     "encode_symbols": (14, 1),
-    "hadamard": (2, 0),
     "dequantize": (2, 0),
     "unpack_dequantize": (2, 0),
 }
@@ -88,7 +87,7 @@ class CountedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
-        """While it is there, and counts."""
+        """Pretend that the GPU is present, and count, until the context ends."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.cuda, "_lazy_init", lambda: None)
             patch.setattr(torch.cuda, "current_stream", lambda device: self)
@@ -96,7 +95,7 @@ class CountedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 yield
 
     def synchronize(self) -> None:
-        """As of its stream."""
+        """Count a wait for the stream."""
         self.waits += 1
 
     def tensor(self, x: Tensor) -> Tensor:
@@ -104,7 +103,7 @@ class CountedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _on_gpu(x.clone())
 
     def kernels(self) -> Kernels:
-        """Of its own."""
+        """Return the kernels of this GPU."""
         return _GpuKernels(self)  # type: ignore[abstract]
 
     def __torch_dispatch__(
@@ -135,7 +134,7 @@ class CountedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _copied(
         self, func: Any, args: Sequence[Any], named: dict[str, Any], *, to_gpu: bool
     ) -> Tensor:
-        """To another device, or to another type."""
+        """Copy to another device, or to another dtype."""
         is_new = func.overloadpacket.__name__ == "_to_copy"
         ends = [isinstance(x, _OnGpu) for x in (args[:1] if is_new else args[:2])]
         if is_new:

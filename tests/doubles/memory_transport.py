@@ -177,7 +177,7 @@ class MemoryServer:
 
 
 class _Call:
-    """What both ends of a call share."""
+    """The state that both ends of a call share."""
 
     def __init__(self) -> None:
         self.requests, self.replies = _Pipe(), _Pipe()
@@ -191,11 +191,11 @@ class _Call:
         """Drop the call; its client gets this error."""
         self._end(error.message, error)
 
-    def _end(self, reason: str, told: SwarmError) -> None:
+    def _end(self, reason: str, error: SwarmError) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
-            self.requests.break_off(told)
-            self.replies.break_off(told)
+            self.requests.break_off(error)
+            self.replies.break_off(error)
 
 
 class MemoryStream(Generic[Out, In]):

@@ -11,7 +11,7 @@ from swarm_ft.errors import BadOption
 
 
 class Role(StrEnum):
-    """Who meets the fault. A stage's peer has a replica, but for LONE."""
+    """The victim of a fault. A stage's peer has a replica, but for LONE."""
 
     FIRST = "first"
     MIDDLE = "middle"
@@ -32,7 +32,7 @@ class Role(StrEnum):
 
 
 class Fault(StrEnum):
-    """What happens to it."""
+    """The fault that the victim suffers."""
 
     KILL = "kill"
     STOP = "stop"

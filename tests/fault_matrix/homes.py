@@ -55,7 +55,7 @@ class Homes:
     _quiet: tuple[float, ...] = ()
 
     def outcome(self, cell: Cell) -> Outcome:
-        """Of one cell; blocks for a minute."""
+        """Run one cell; this blocks for a minute."""
         sample = self._sample = self._sample or write_demo_input(
             self.folder / "input", seed=1, num_layers=3, hidden_size=32, vocab_size=300
         )
@@ -86,7 +86,7 @@ class _Trial:
         )
 
     def outcome(self, sample: DemoInput, quiet: tuple[float, ...]) -> Outcome:
-        """What came of it."""
+        """Run the trial and return its outcome."""
         troubles = (
             Trouble(FAULT_PART, self._fault),
             Trouble(FAULT_PART + 1, self._is_over),
@@ -94,8 +94,8 @@ class _Trial:
         try:
             losses = _losses(self._town, sample, troubles)
         except (AssertionError, TimeoutExpired) as error:
-            said = json.dumps(self._town.said(), indent=1)
-            (self._town.folder / "said.json").write_text(said, encoding="utf-8")
+            log = json.dumps(self._town.said(), indent=1)
+            (self._town.folder / "said.json").write_text(log, encoding="utf-8")
             return Outcome(cell=self._cell, problem=str(error).partition("\n")[0])
         pairs = zip(losses, quiet, strict=True)
         difference = max(abs(loss - other) / abs(other) for loss, other in pairs)

@@ -24,7 +24,7 @@ NO_CODEC = "none"
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What is trained on what.
+    """The model and the data of a job.
 
     Attributes:
         sample: a model of three layers, and text.

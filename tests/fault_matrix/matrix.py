@@ -59,7 +59,7 @@ async def _of_processes(
 
 
 async def quiet_losses(swarm: Swarm, job: Job) -> list[float]:
-    """Of the longest run of any trial, without faults."""
+    """Return the losses of the longest run of any trial, without faults."""
     async with asyncio.timeout(QUIET_TIMEOUT_S):
         await swarm.refill(TWO_OF_EACH)
         await swarm.all_joined()

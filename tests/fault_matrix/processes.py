@@ -50,13 +50,13 @@ class Command:
     async def _read(self, log_file: Path) -> None:
         if self._process.stderr is None:
             raise RunFailed(f"{self.name}: started without a pipe")
-        with log_file.open("wb", buffering=0) as kept:
+        with log_file.open("wb", buffering=0) as log:
             async for line in self._process.stderr:
-                kept.write(line)
+                log.write(line)
                 self.log.add(line.decode(errors="replace").rstrip())
 
     async def first_words(self) -> dict[str, object]:
-        """What it prints first, as JSON, once it is up.
+        """Return its first document of JSON, which it prints once it is up.
 
         Raises:
             RunFailed: it ended, or said nothing in time.
@@ -98,7 +98,7 @@ class Command:
         partial.replace(self._orders)
 
     async def obeyed(self) -> float:
-        """When it met the fault that was ordered, in monotonic seconds; waits for that."""
+        """Wait until it meets the ordered fault; return that moment in monotonic seconds."""
         reached = reached_file(self._orders)
         while not reached.exists():  # noqa: ASYNC110 - another process makes the file
             await asyncio.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""What happened, and when: kept in order, waited for by what it is."""
+"""The events of a trial with their times: ordered, and awaited by their kind."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a trial came to.
+    """The outcome of a trial.
 
     Attributes:
         detection_s: from the fault until somebody knew of it; None where nobody has to.
@@ -120,7 +120,7 @@ class Trial:
         trigger.order(fault, self.cell.phase, PHASES[self.cell.phase])
 
     async def _first_source(self) -> Command:
-        """Who hands over first to a newcomer, who may have all of it from one; ordered, and on it.
+        """Return the ordered peer that first hands over to a newcomer; it stands at the fault.
 
         Both are held where they begin, so that neither is through before the other is known.
         """
@@ -128,13 +128,13 @@ class Trial:
         for source in sources:
             source.order("hold", self.cell.phase, 1)
         await self.swarm.add_peer(STAGES[1])
-        held = {asyncio.create_task(source.obeyed()): source for source in sources}
+        tasks = {asyncio.create_task(source.obeyed()): source for source in sources}
         try:
-            done, _ = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in held:
+            for task in tasks:
                 task.cancel()
-        first = held[done.pop()]
+        first = tasks[done.pop()]
         for source in sources:
             if source is not first:
                 source.release()
@@ -173,7 +173,7 @@ class Trial:
     # ---- the fault
 
     async def _fault(self, trigger: Command) -> float:
-        """When the victim met the fault."""
+        """Return the moment at which the victim met the fault."""
         obeyed_s = await trigger.obeyed()
         if self.cell.is_self_inflicted:
             return obeyed_s
@@ -186,7 +186,7 @@ class Trial:
         return fault_s
 
     async def _detection(self, victim: Command, fault_s: float) -> float | None:
-        """Until the coordinator's log names the peer, or a peer's log the coordinator."""
+        """Return the seconds until the coordinator's or a peer's log names the victim."""
         match self.cell.role:
             case Role.CLIENT | Role.DHT:
                 return None
@@ -214,7 +214,7 @@ class Trial:
             victim.send(signal.SIGCONT)
 
     async def _recovered(self, fault_s: float) -> float:
-        """When a step counted that the fault was in the way of."""
+        """Return the moment at which the step that the fault delayed was committed."""
         if self.cell.role in (Role.CLIENT, Role.DHT):
             return (await self._events.first(_is_commit, fault_s)).at_s
         resumed = await self._events.first(_is_training, fault_s)
@@ -268,7 +268,7 @@ class Trial:
         )
 
     async def _fetched_by_a_client(self, run_id: RunId, client: Command) -> str:
-        """What is wrong with the result that a client fetches, the same one or another."""
+        """Return the problem with the result that the same or another client fetches."""
         if self.cell.fault is Fault.KILL:
             client = await self.swarm.start_attached(run_id)
         code = await client.ended()
@@ -303,7 +303,7 @@ def _is_training(event: RunEvent) -> bool:
 
 
 async def _unless_over(run: asyncio.Task[None], waiting: Coroutine[Any, Any, T]) -> T:
-    """What is waited for; refuses to wait longer than the run lasts.
+    """Return the awaited result; do not wait longer than the run lasts.
 
     Raises:
         RunFailed: the run was over before.

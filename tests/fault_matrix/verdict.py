@@ -1,4 +1,4 @@
-"""Whether a run with a fault came out as a quiet one. Pure."""
+"""The verdict on a run with a fault: it must end as a quiet one. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Observed:
 
 
 def losses_of(events: Iterable[RunEvent]) -> tuple[float, ...]:
-    """Of the steps that count in the end, as a client has them."""
+    """Return the losses of the steps that count in the end, as a client has them."""
     steps = (event for event in events if isinstance(event, StepCommitted))
     return reduce(ProgressState.with_event, steps, ProgressState(num_steps=0)).losses
 
@@ -48,7 +48,7 @@ def relative_difference(observed: Observed) -> float:
 
 
 def problems_of(observed: Observed) -> str:
-    """What is not as it should be, in words; empty if all is."""
+    """Return the problems as a text; empty if there is none."""
     return "; ".join(_problems(observed))
 
 
@@ -70,12 +70,12 @@ def _repetitions(observed: Observed) -> Iterator[str]:
     if observed.cell.role is Role.LONE and observed.cell.fault is Fault.KILL:
         return  # the run goes back
     losses: dict[int, float] = {}
-    is_told_again = observed.cell.role is Role.COORDINATOR
+    is_reported_again = observed.cell.role is Role.COORDINATOR
     for event in observed.events:
         if not isinstance(event, StepCommitted):
             continue
         is_new = event.step not in losses
         if losses.setdefault(event.step, event.loss) != event.loss:
             yield f"step {event.step} was committed twice, with different losses"
-        elif not is_new and not is_told_again:
+        elif not is_new and not is_reported_again:
             yield f"step {event.step} was committed twice"

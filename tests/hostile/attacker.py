@@ -1,4 +1,4 @@
-"""Who attacks: bare gRPC, the project's messages, and whatever keys and certificates it came by.
+"""The attacker: bare gRPC, the project's messages, and any keys and certificates it obtained.
 
 Nothing here goes through the project's own transport or client: what it refuses to send, others
 would. Messages are protobuf or bytes.
@@ -36,7 +36,7 @@ SILENT = "silent"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where somebody is, and who has to be there."""
+    """The address and the expected name of a callee."""
 
     endpoint: str
     name: str
@@ -44,7 +44,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a caller shows, and whom it takes for the swarm's authority."""
+    """A caller's key and certificate, and the authority that it trusts."""
 
     key: PrivateKey
     certificate: Certificate
@@ -52,18 +52,18 @@ class Identity:
 
     @property
     def name(self) -> str:
-        """Of its key."""
+        """Return the name of its key."""
         return name_of(self.key.public_key())
 
     def credentials(self) -> Any:
-        """As gRPC takes them."""
+        """Return the credentials for gRPC."""
         shown = to_pem(self.certificate)
         return grpc.ssl_channel_credentials(to_pem(self.authority), key_pem(self.key), shown)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a call ended.
+    """The end of a call.
 
     Attributes:
         code: `ok`; the project's own code of an error; or gRPC's, in capitals, where the other
@@ -79,7 +79,7 @@ class Answer:
         return f"{self.code} ({self.message})" if self.message else self.code
 
 
-NOT_HEARD = Answer("INTERNAL", "Internal error from Core")
+NOT_RECEIVED = Answer("INTERNAL", "Internal error from Core")
 """What gRPC's client puts in the place of the other side's words if these came while it wrote."""
 
 
@@ -88,14 +88,14 @@ class Call:
 
     def __init__(self, call: Any) -> None:
         self._call = call
-        self._heard: list[bytes] = []
+        self._messages: list[bytes] = []
 
     @property
-    def heard(self) -> tuple[bytes, ...]:
+    def messages(self) -> tuple[bytes, ...]:
         """All messages until now."""
-        return tuple(self._heard)
+        return tuple(self._messages)
 
-    async def say(self, *messages: Message | bytes) -> None:
+    async def send(self, *messages: Message | bytes) -> None:
         """Send these, as far as the other side takes them."""
         with suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             await self._call.wait_for_connection()
@@ -107,12 +107,12 @@ class Call:
                 # side's, if these have not been read yet.
                 await self._call._cython_call.send_serialized_message(data)  # noqa: SLF001
 
-    async def said_all(self) -> None:
+    async def close_sending(self) -> None:
         """Nothing follows."""
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
 
-    async def hear(self) -> bytes | None:
+    async def receive(self) -> bytes | None:
         """The next message; None at the end, whatever it is."""
         try:
             data = await self._call.read()
@@ -120,20 +120,20 @@ class Call:
             return None
         if data is grpc.aio.EOF:
             return None
-        self._heard.append(data)
+        self._messages.append(data)
         return bytes(data)
 
-    async def heard_all(self, limit: int = 1 << 20) -> Answer:
+    async def receive_all(self, limit: int = 1 << 20) -> Answer:
         """Hear so many messages, or to the end."""
-        while len(self._heard) < limit and await self.hear() is not None:
+        while len(self._messages) < limit and await self.receive() is not None:
             pass
-        if len(self._heard) >= limit:
-            return Answer(OK, replies=tuple(self._heard))
+        if len(self._messages) >= limit:
+            return Answer(OK, replies=tuple(self._messages))
         return await self._ended()
 
     async def _ended(self) -> Answer:
         status = await self._call.code()
-        replies = tuple(self._heard)
+        replies = tuple(self._messages)
         if status is grpc.StatusCode.OK:
             return Answer(OK, replies=replies)
         for key, value in await self._call.trailing_metadata() or ():
@@ -144,7 +144,7 @@ class Call:
 
 
 @asynccontextmanager
-async def calling(target: Target, path: str, who: Identity | None) -> AsyncIterator[Call]:
+async def calling(target: Target, path: str, caller: Identity | None) -> AsyncIterator[Call]:
     """A call on a connection of its own; None for `who` is plaintext."""
     options = [
         ("grpc.use_local_subchannel_pool", 1),
@@ -152,12 +152,12 @@ async def calling(target: Target, path: str, who: Identity | None) -> AsyncItera
         ("grpc.max_receive_message_length", -1),
         ("grpc.enable_retries", 0),
     ]
-    if who is None:
+    if caller is None:
         channel = grpc.aio.insecure_channel(target.endpoint, options=options)
     else:
         named = ("grpc.ssl_target_name_override", host_of(target.name))
         channel = grpc.aio.secure_channel(
-            target.endpoint, who.credentials(), options=[*options, named]
+            target.endpoint, caller.credentials(), options=[*options, named]
         )
     try:
         yield Call(channel.stream_stream(path)())
@@ -165,10 +165,10 @@ async def calling(target: Target, path: str, who: Identity | None) -> AsyncItera
         await channel.close()
 
 
-async def ask(
+async def exchange(
     target: Target,
     path: str,
-    who: Identity | None,
+    caller: Identity | None,
     *messages: Message | bytes,
     limit: int = 1 << 20,
     timeout_s: float = ANSWER_S,
@@ -176,24 +176,26 @@ async def ask(
     """Say all this at once, and hear so many messages, or to the end."""
     try:
         async with asyncio.timeout(timeout_s):
-            while (answer := await _asked(target, path, who, messages, limit)) == NOT_HEARD:
+            while (
+                answer := await _exchange_once(target, path, caller, messages, limit)
+            ) == NOT_RECEIVED:
                 pass
             return answer
     except TimeoutError:
         return Answer(SILENT, f"no answer within {timeout_s:g} s")
 
 
-async def _asked(
+async def _exchange_once(
     target: Target,
     path: str,
-    who: Identity | None,
+    caller: Identity | None,
     messages: Iterable[Message | bytes],
     limit: int,
 ) -> Answer:
-    async with calling(target, path, who) as call:
-        await call.say(*messages)
-        await call.said_all()
-        return await call.heard_all(limit)
+    async with calling(target, path, caller) as call:
+        await call.send(*messages)
+        await call.close_sending()
+        return await call.receive_all(limit)
 
 
 # ---- how a stranger becomes somebody
@@ -208,21 +210,21 @@ def low_key(below: str) -> PrivateKey:
 
 
 def newcomer(invite: Invite, key: PrivateKey, authority: Certificate) -> Identity:
-    """Who has an invitation, and nothing else yet."""
+    """Return the identity of a bearer of an invitation before its enrolment."""
     return Identity(
         key, invite.newcomer_certificate(key.public_key(), datetime.now(UTC)), authority
     )
 
 
-async def enrol(coordinator: Target, who: Identity) -> tuple[Answer, Identity | None]:
+async def enrol(coordinator: Target, identity: Identity) -> tuple[Answer, Identity | None]:
     """Have one's key certified."""
     request = coordinator_pb2.EnrolRequest(protocol_version=PROTOCOL_VERSION)
-    answer = await ask(coordinator, COORDINATOR + "Enrol", who, request)
+    answer = await exchange(coordinator, COORDINATOR + "Enrol", identity, request)
     if answer.code != OK or not answer.replies:
         return answer, None
     enrolled = coordinator_pb2.Enrolled.FromString(answer.replies[0])
     certificate = from_der(enrolled.certificate)
-    return answer, Identity(who.key, certificate, who.authority)
+    return answer, Identity(identity.key, certificate, identity.authority)
 
 
 def coordinator_at(endpoint: str) -> Target:

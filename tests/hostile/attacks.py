@@ -18,13 +18,13 @@ from random import Random
 
 from google.protobuf.message import Message
 
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import Unavailable
 from swarm_ft.identity.roles import Role
 from swarm_ft.proto import boundary_pb2, link_pb2, run_pb2, snapshot_pb2
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.control import Assign, FromPeer, PlanStep, StepReady, ToPeer
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -43,8 +43,8 @@ from tests.hostile.attacker import (
     Answer,
     Identity,
     Target,
-    ask,
     calling,
+    exchange,
 )
 from tests.hostile.callers import Kind
 from tests.hostile.job import of_model, with_blocks
@@ -81,7 +81,7 @@ def expect(answer: Answer, *codes: str) -> None:
 @asynccontextmanager
 async def submitted(scene: Scene, *specs: RunSpec) -> AsyncIterator[list[str]]:
     """Jobs of a client of its own, as far as they are taken; cancelled in the end."""
-    who, taken = scene.who(Kind.CLIENT), list[str]()
+    client, taken = scene.identity_of(Kind.CLIENT), list[str]()
     for number, spec in enumerate(specs):
         run_id = f"job-{scene.draw():x}-{number}"
         answer = await scene.submit(Kind.CLIENT, spec, run_id)
@@ -90,14 +90,14 @@ async def submitted(scene: Scene, *specs: RunSpec) -> AsyncIterator[list[str]]:
         yield taken
     finally:
         for run_id in taken:
-            await scene.cancel(who, run_id)
+            await scene.cancel(client, run_id)
 
 
 @attack("01-small-model")
 async def small_model(scene: Scene) -> None:
-    async with submitted(scene, with_blocks(scene.beside.job.spec, 1)) as taken:
+    async with submitted(scene, with_blocks(scene.honest_client.job.spec, 1)) as taken:
         await tried(scene, taken)
-        await scene.beside.another_run()
+        await scene.honest_client.another_run()
 
 
 async def tried(scene: Scene, run_ids: list[str]) -> list[pb.RunSummary]:
@@ -105,7 +105,7 @@ async def tried(scene: Scene, run_ids: list[str]) -> list[pb.RunSummary]:
     if not run_ids:
         raise Broken("the job was refused: it is no attack")
     while True:
-        runs = (await scene.status(scene.who(Kind.CLIENT))).runs
+        runs = (await scene.status(scene.identity_of(Kind.CLIENT))).runs
         found = [run for run in runs if run.run_id in run_ids]
         if all(run.detail or run.phase == pb.RUN_PHASE_FAILED for run in found):
             return found
@@ -114,9 +114,11 @@ async def tried(scene: Scene, run_ids: list[str]) -> list[pb.RunSummary]:
 
 @attack("02-no-such-model")
 async def no_such_model(scene: Scene) -> None:
-    async with submitted(scene, of_model(scene.beside.job.spec, "/nonexistent/model")) as taken:
+    async with submitted(
+        scene, of_model(scene.honest_client.job.spec, "/nonexistent/model")
+    ) as taken:
         await until_failed(scene, taken)
-        await scene.beside.another_run()
+        await scene.honest_client.another_run()
 
 
 async def until_failed(scene: Scene, run_ids: list[str]) -> None:
@@ -131,13 +133,13 @@ async def until_failed(scene: Scene, run_ids: list[str]) -> None:
 @attack("15-jobs-beyond-number")
 async def many_jobs(scene: Scene) -> None:
     """Some wait their turn, and the honest client's runs pass them by; the others are refused."""
-    huge = with_blocks(scene.beside.job.spec, 4096)
-    jobs = [huge, *[with_blocks(scene.beside.job.spec, 7)] * 59]
+    huge = with_blocks(scene.honest_client.job.spec, 4096)
+    jobs = [huge, *[with_blocks(scene.honest_client.job.spec, 7)] * 59]
     async with submitted(scene, *jobs) as taken:
         if len(taken) > JOBS_OF_A_CLIENT:
             raise Broken(f"{len(taken)} jobs of one client wait")
-        await scene.beside.another_run()
-        size = (await scene.status(scene.beside.owner)).ByteSize()
+        await scene.honest_client.another_run()
+        size = (await scene.status(scene.honest_client.owner)).ByteSize()
         if size > 1 << 20:
             raise Broken(f"Status is {size} bytes for others")
 
@@ -147,7 +149,7 @@ JOBS_OF_A_CLIENT = 4
 
 @attack("16-tokens-of-jobs-that-are-over")
 async def tokens_go(scene: Scene) -> None:
-    async with submitted(scene, *[with_blocks(scene.beside.job.spec, 7)] * 5) as taken:
+    async with submitted(scene, *[with_blocks(scene.honest_client.job.spec, 7)] * 5) as taken:
         pass
     async with asyncio.timeout(30):
         while any(t in path.name for path in scene.victim.tokens.iterdir() for t in taken):  # noqa: ASYNC110
@@ -156,13 +158,13 @@ async def tokens_go(scene: Scene) -> None:
 
 @attack("16-more-tokens-than-a-job-may-have")
 async def token_quota(scene: Scene) -> None:
-    spec = scene.beside.job.spec
+    spec = scene.honest_client.job.spec
     large = replace(spec, train=replace(spec.train, num_samples=1 << 24))
     header = pb.SubmitPart(header=scene.header_of(large))
-    who = scene.who(Kind.CLIENT)
-    async with calling(scene.victim.coordinator, COORDINATOR + "Submit", who) as call:
-        hearing = asyncio.create_task(call.heard_all())
-        await call.say(header)
+    client = scene.identity_of(Kind.CLIENT)
+    async with calling(scene.victim.coordinator, COORDINATOR + "Submit", client) as call:
+        hearing = asyncio.create_task(call.receive_all())
+        await call.send(header)
         await asyncio.wait({hearing}, timeout=ENDED_SOON_S)
         ended = hearing.result() if hearing.done() else None
         hearing.cancel()
@@ -178,7 +180,7 @@ async def token_quota(scene: Scene) -> None:
 def failing(code: str) -> Callable[[pb.ToPeer], pb.FromPeer | None]:
     """Answers each assignment with a failure."""
 
-    def say(message: pb.ToPeer) -> pb.FromPeer | None:
+    def reply(message: pb.ToPeer) -> pb.FromPeer | None:
         if message.WhichOneof("body") != "assign":
             return None
         assign = message.assign
@@ -188,26 +190,26 @@ def failing(code: str) -> Callable[[pb.ToPeer], pb.FromPeer | None]:
             )
         )
 
-    return say
+    return reply
 
 
 @attack("03-says-non-finite")
-async def says_non_finite(scene: Scene) -> None:
-    who = await scene.victim.member(Role.PEER)
-    async with joined(scene, who, (4, 6), failing("non-finite")) as member:
-        await member.told("assign")
-        await scene.beside.commits(4)
-        await scene.beside.another_run()
+async def reports_non_finite(scene: Scene) -> None:
+    peer = await scene.victim.member(Role.PEER)
+    async with joined(scene, peer, (4, 6), failing("non-finite")) as member:
+        await member.wait_for("assign")
+        await scene.honest_client.commits(4)
+        await scene.honest_client.another_run()
 
 
 @attack("04-joins-in-anothers-name")
 async def joins_as_another(scene: Scene) -> None:
-    who = await scene.victim.member(Role.PEER)
+    member = await scene.victim.member(Role.PEER)
     for peer in scene.victim.peers:
         for name in (peer.target.name, "coordinator"):
             hello = pb.FromPeer(hello=hello_of(name, (0, 2)))
-            answer = await ask(
-                scene.victim.coordinator, COORDINATOR + "Join", who, hello, timeout_s=5
+            answer = await exchange(
+                scene.victim.coordinator, COORDINATOR + "Join", member, hello, timeout_s=5
             )
             expect(answer, "not-allowed")
     await scene.check_members()
@@ -215,28 +217,28 @@ async def joins_as_another(scene: Scene) -> None:
 
 @attack("04-links-in-anothers-name")
 async def links_as_another(scene: Scene) -> None:
-    who = await scene.victim.member(Role.PEER)
+    peer = await scene.victim.member(Role.PEER)
     for victim, neighbour in ((1, 0), (3, 1)):
         callee, name = (scene.victim.peers[i].target for i in (victim, neighbour))
-        expect(await link_in(callee, who, name.name), "not-allowed")
+        expect(await link_in(callee, peer, name.name), "not-allowed")
 
 
-async def link_in(callee: Target, who: Identity, name: str) -> Answer:
+async def link_in(callee: Target, caller: Identity, name: str) -> Answer:
     """Open a link in some name, for some run."""
     hello = link_pb2.LinkHello(
         peer_id=name, to=callee.name, run_id="run", protocol_version=PROTOCOL_VERSION
     )
     message = link_pb2.LinkMessage(hello=hello)
-    return await ask(callee, PEER + "Link", who, message, limit=1)
+    return await exchange(callee, PEER + "Link", caller, message, limit=1)
 
 
 @attack("12-never-ready")
 async def never_ready(scene: Scene) -> None:
-    who = await scene.victim.member(Role.PEER)
-    async with joined(scene, who, (2, 4)) as member:
-        await member.told("assign")
-        await scene.beside.commits(4)
-        await scene.beside.another_run()
+    peer = await scene.victim.member(Role.PEER)
+    async with joined(scene, peer, (2, 4)) as member:
+        await member.wait_for("assign")
+        await scene.honest_client.commits(4)
+        await scene.honest_client.another_run()
 
 
 @attack("13-takes-nothing-over")
@@ -253,12 +255,12 @@ TRIES = 3
 
 
 async def _idle_after_false_take_over(scene: Scene) -> str:
-    who = await scene.victim.member(Role.PEER)
+    peer = await scene.victim.member(Role.PEER)
 
     def echo(message: pb.ToPeer) -> pb.FromPeer | None:
         if message.WhichOneof("body") == "assign":
-            said = pb.StageReady(run_id=message.assign.run_id, attempt=message.assign.attempt)
-            return pb.FromPeer(stage_ready=said)
+            ready = pb.StageReady(run_id=message.assign.run_id, attempt=message.assign.attempt)
+            return pb.FromPeer(stage_ready=ready)
         if message.WhichOneof("body") != "catch_up":
             return None
         take = message.catch_up
@@ -268,41 +270,41 @@ async def _idle_after_false_take_over(scene: Scene) -> str:
             )
         )
 
-    async with joined(scene, who, (0, 2), echo) as member:
-        why = await scene.idle_of(who.name)
-        await scene.beside.commits(2)
-    if any(message.plan.tokens for message in member.heard):
+    async with joined(scene, peer, (0, 2), echo) as member:
+        why = await scene.idle_of(peer.name)
+        await scene.honest_client.commits(2)
+    if any(message.plan.tokens for message in member.messages):
         raise Broken("it was sent tokens")
     return why
 
 
 @attack("14-fails-always")
 async def fails_always(scene: Scene) -> None:
-    who = await scene.victim.member(Role.PEER)
-    async with joined(scene, who, (2, 4), failing("internal")):
-        why = await scene.idle_of(who.name)
-        await scene.beside.commits(4)
+    peer = await scene.victim.member(Role.PEER)
+    async with joined(scene, peer, (2, 4), failing("internal")):
+        why = await scene.idle_of(peer.name)
+        await scene.honest_client.commits(4)
     if "suspended" not in why:
         raise Broken(f"it is idle for another reason: {why}")
 
 
 @attack("19-joins-beyond-number")
 async def many_joins(scene: Scene) -> None:
-    who = [await scene.victim.member(Role.PEER) for _ in range(8)]
+    peers = [await scene.victim.member(Role.PEER) for _ in range(8)]
 
     async def join(number: int) -> None:
-        name = who[number % len(who)].name
+        name = peers[number % len(peers)].name
         hello = pb.FromPeer(hello=hello_of(name, (2, 4)))
         target, path = scene.victim.coordinator, COORDINATOR + "Join"
-        answers.append(await ask(target, path, who[number % len(who)], hello, limit=1))
+        answers.append(await exchange(target, path, peers[number % len(peers)], hello, limit=1))
 
     answers = list[Answer]()
     for first in range(0, 192, 32):
         await asyncio.gather(*(join(first + i) for i in range(32)))
-        await scene.status(scene.beside.owner)
+        await scene.status(scene.honest_client.owner)
     if not any(answer.code == "busy" for answer in answers):
         raise Broken("192 joins of 8 peers were all welcome")
-    await scene.beside.commits(2)
+    await scene.honest_client.commits(2)
 
 
 # ---- 6, 7, 8, 9, 24: what belongs to others
@@ -314,22 +316,24 @@ async def buffers(scene: Scene) -> None:
         for service in (PEER, SNAPSHOTS):
             for method in ("FetchBuffers", "Weights", "Boundary"):
                 path = service + method
-                answer = await ask(scene.victim.peers[1].target, path, scene.callers[kind], b"")
+                answer = await exchange(
+                    scene.victim.peers[1].target, path, scene.callers[kind], b""
+                )
                 expect(answer, "UNIMPLEMENTED")
 
 
 @attack("07-state-of-a-stage")
 async def state_of_a_stage(scene: Scene) -> None:
-    """While somebody takes it over, so that there is something to take."""
+    """Request a stage's state during a takeover, so that there is a state to take."""
     taker = await scene.victim.member(Role.PEER)
     codes = list[str]()
     async with joined(scene, taker, (2, 4)) as member:
-        take = (await member.told("catch_up")).catch_up
+        take = (await member.wait_for("catch_up")).catch_up
         for kind in (Kind.OUTSIDER, Kind.CLIENT, Kind.OWNER, Kind.REPLICA, Kind.INSIDER):
-            for step in range(scene.beside.job.spec.train.num_steps + 1):
+            for step in range(scene.honest_client.job.spec.train.num_steps + 1):
                 name = result_name(take.run_id, step)
                 name.is_result = False
-                answer = await ask(
+                answer = await exchange(
                     scene.victim.peers[2].target,
                     SNAPSHOTS + "ListChunks",
                     scene.callers[kind],
@@ -346,46 +350,48 @@ async def paths(scene: Scene) -> None:
     for run_id in ("..", "../../etc/passwd", "a/b", "\0", "%2e%2e", "x" * 5000):
         layers = run_pb2.LayerRange(start=0, stop=2)
         name = snapshot_pb2.ShardName(run_id=run_id, step=0, layers=layers)
-        who = scene.callers[Kind.NEIGHBOUR]
-        answer = await ask(scene.victim.peers[1].target, SNAPSHOTS + "ListChunks", who, name)
+        neighbour = scene.callers[Kind.NEIGHBOUR]
+        answer = await exchange(
+            scene.victim.peers[1].target, SNAPSHOTS + "ListChunks", neighbour, name
+        )
         expect(answer, "not-found", "malformed-message")
 
 
 @attack("08-collects-anothers-result")
 async def collects(scene: Scene) -> None:
-    async with scene.beside.finished() as status:
+    async with scene.honest_client.finished() as status:
         request = pb.CollectedRequest(run_id=status.run_id, protocol_version=PROTOCOL_VERSION)
         for kind in (Kind.CLIENT, Kind.OUTSIDER):
-            answer = await ask(
+            answer = await exchange(
                 scene.victim.coordinator, COORDINATOR + "Collected", scene.callers[kind], request
             )
             expect(answer, "not-found", "not-allowed")
-        if await scene.beside.fetched(status) != result_of(scene):
+        if await scene.honest_client.fetched(status) != result_of(scene):
             raise Broken("the owner's result is another one now")
 
 
 def result_of(scene: Scene) -> tuple[bytes, ...]:
-    """What every run comes to."""
-    if scene.beside.quiet is None:
+    """Return the result that every run must have."""
+    if scene.honest_client.quiet is None:
         raise Broken("there was no quiet run")
-    return scene.beside.quiet.weights
+    return scene.honest_client.quiet.weights
 
 
 @attack("09-cancels-whatever-runs")
 async def cancels(scene: Scene) -> None:
     other = await scene.victim.member(Role.CLIENT)
     request = pb.CancelRequest(protocol_version=PROTOCOL_VERSION)
-    answer = await ask(scene.victim.coordinator, COORDINATOR + "Cancel", other, request)
+    answer = await exchange(scene.victim.coordinator, COORDINATOR + "Cancel", other, request)
     expect(answer, "not-found")
-    expect(await scene.cancel(other, scene.beside.run_id), "not-found")
+    expect(await scene.cancel(other, scene.honest_client.run_id), "not-found")
 
 
 @attack("24-details-of-others-runs")
 async def details(scene: Scene) -> None:
     other = await scene.victim.member(Role.CLIENT)
     check_details(scene, await scene.status(other), is_owner=False)
-    request = pb.WatchRequest(run_id=scene.beside.run_id, protocol_version=PROTOCOL_VERSION)
-    answer = await ask(scene.victim.coordinator, COORDINATOR + "Watch", other, request)
+    request = pb.WatchRequest(run_id=scene.honest_client.run_id, protocol_version=PROTOCOL_VERSION)
+    answer = await exchange(scene.victim.coordinator, COORDINATOR + "Watch", other, request)
     expect(answer, "not-found")
 
 
@@ -398,9 +404,9 @@ async def boundary(scene: Scene) -> None:
     outsider = await scene.victim.member(Role.PEER)
     for peer, block in ((1, 2), (2, 2), (3, 4)):
         await unserved(scene, scene.victim.peers[peer].target, outsider, block, is_ended=True)
-    insider = scene.who(Kind.INSIDER)
+    insider = scene.identity_of(Kind.INSIDER)
     await unserved(scene, scene.victim.peers[3].target, insider, 4, is_ended=False)
-    await scene.beside.commits(2)
+    await scene.honest_client.commits(2)
 
 
 SILENCE_S = 1.0
@@ -409,45 +415,45 @@ ENDED_SOON_S = 30.0
 
 
 async def unserved(
-    scene: Scene, callee: Target, who: Identity, block: int, *, is_ended: bool
+    scene: Scene, callee: Target, caller: Identity, block: int, *, is_ended: bool
 ) -> None:
     """Open a boundary and send frames; nothing comes back but the link's own hello.
 
     Args:
         is_ended: whether the link has to be ended, soon, too.
     """
-    async with calling(callee, PEER + "Link", who) as call:
+    async with calling(callee, PEER + "Link", caller) as call:
         hello = link_pb2.LinkHello(
-            peer_id=who.name,
+            peer_id=caller.name,
             to=callee.name,
-            run_id=scene.beside.run_id,
+            run_id=scene.honest_client.run_id,
             protocol_version=PROTOCOL_VERSION,
         )
-        await call.say(link_pb2.LinkMessage(hello=hello))
-        if await call.hear() is None:
-            raise Broken(f"the link was refused: {await call.heard_all()}")
-        hearing = asyncio.create_task(call.heard_all())
-        await call.say(*as_neighbour(scene, who.name, block))
+        await call.send(link_pb2.LinkMessage(hello=hello))
+        if await call.receive() is None:
+            raise Broken(f"the link was refused: {await call.receive_all()}")
+        hearing = asyncio.create_task(call.receive_all())
+        await call.send(*as_neighbour(scene, caller.name, block))
         await asyncio.wait({hearing}, timeout=ENDED_SOON_S if is_ended else SILENCE_S)
         ended = hearing.result() if hearing.done() else None
         hearing.cancel()
         await asyncio.gather(hearing, return_exceptions=True)
-        heard = [link_pb2.LinkMessage.FromString(one).WhichOneof("body") for one in call.heard]
-        if heard != ["hello"]:
-            raise Broken(f"it was served: {heard}")
+        kinds = [link_pb2.LinkMessage.FromString(one).WhichOneof("body") for one in call.messages]
+        if kinds != ["hello"]:
+            raise Broken(f"it was served: {kinds}")
         if is_ended and (ended is None or "no assignment" not in ended.message):
             raise Broken(f"the link did not end as it should: {ended}")
 
 
 def as_neighbour(scene: Scene, name: str, block: int) -> Iterator[Message]:
-    """What the stage in front of a block says: hellos of attempts that may be, bases, frames."""
-    status, codec = scene.beside.status, parse_codec_spec("none", Direction.FORWARD)
+    """Yield messages of the stage before a block: hellos of possible attempts, bases, frames."""
+    status, codec = scene.honest_client.status, parse_codec_spec("none", Direction.FORWARD)
     zeros = EncodedTensor(codec, tokens=24, channels=32, payload=bytes(4 * 24 * 32))
     for attempt in range(1, (status.attempt if status else 0) + 3):
         yield link_pb2.LinkMessage(
             boundary_hello=boundary_pb2.BoundaryHello(
-                run_id=scene.beside.run_id,
-                spec_digest=scene.beside.job.spec.digest(),
+                run_id=scene.honest_client.run_id,
+                spec_digest=scene.honest_client.job.spec.digest(),
                 boundary=block,
                 peer_id=name,
                 attempt=attempt,
@@ -455,8 +461,8 @@ def as_neighbour(scene: Scene, name: str, block: int) -> Iterator[Message]:
             )
         )
         for directions in range(1, 9):
-            said = directions.to_bytes(2, "little") + bytes([32, 0, 0, 0, 0]) + bytes(1000)
-            yield link_pb2.LinkMessage(basis=boundary_pb2.SharedBasis(basis=said))
+            bases = directions.to_bytes(2, "little") + bytes([32, 0, 0, 0, 0]) + bytes(1000)
+            yield link_pb2.LinkMessage(basis=boundary_pb2.SharedBasis(basis=bases))
         for sample in range(8):
             key = boundary_pb2.FrameKey(
                 attempt=attempt, sample=sample, direction=boundary_pb2.DIRECTION_FORWARD
@@ -471,51 +477,51 @@ def as_neighbour(scene: Scene, name: str, block: int) -> Iterator[Message]:
 async def many_links(scene: Scene) -> None:
     """Each of a key of its own: bounded, and all of them ended soon."""
     callee = scene.victim.peers[1].target
-    who = [scene.victim.certified(Role.PEER) for _ in range(80)]
+    peers = [scene.victim.certified(Role.PEER) for _ in range(80)]
 
     async def hold(one: Identity) -> Answer:
         hello = link_pb2.LinkHello(
             peer_id=one.name,
             to=callee.name,
-            run_id=scene.beside.run_id,
+            run_id=scene.honest_client.run_id,
             protocol_version=PROTOCOL_VERSION,
         )
         async with calling(callee, PEER + "Link", one) as call, asyncio.timeout(60):
-            await call.say(link_pb2.LinkMessage(hello=hello))
-            return await call.heard_all()
+            await call.send(link_pb2.LinkMessage(hello=hello))
+            return await call.receive_all()
 
-    answers = await asyncio.gather(*map(hold, who))
+    answers = await asyncio.gather(*map(hold, peers))
     for answer in answers:
         expect(answer, "unavailable")
     if not any("unknown callers" in answer.message for answer in answers):
         raise Broken("80 members were all kept waiting")
-    await scene.beside.commits(2)
+    await scene.honest_client.commits(2)
 
 
 @attack("11-malformed-again-and-again")
 async def malformed(scene: Scene) -> None:
-    who, rng = await scene.victim.member(Role.PEER), Random(1)
+    member, rng = await scene.victim.member(Role.PEER), Random(1)
     before = await attempt_of(scene)
     for peer in scene.victim.peers:
         for path in (PEER + "Link", SNAPSHOTS + "ListChunks", SNAPSHOTS + "FetchChunks"):
             for size in (0, 1, 30, 3000):
                 noise = [rng.randbytes(size) for _ in range(3)]
-                answer = await ask(peer.target, path, who, *noise)
+                answer = await exchange(peer.target, path, member, *noise)
                 expect(answer, "malformed-message", "out-of-turn", "version-mismatch", "not-found")
     for method in ("Join", "Status", "Enrol"):
         for size in (1, 30, 3000):
             noise = [rng.randbytes(size)]
-            answer = await ask(scene.victim.coordinator, COORDINATOR + method, who, *noise)
+            answer = await exchange(scene.victim.coordinator, COORDINATOR + method, member, *noise)
             expect(answer, OK, "malformed-message", "out-of-turn", "version-mismatch")
-    await scene.beside.commits(1)
+    await scene.honest_client.commits(1)
     after = await attempt_of(scene)
     if before[0] == after[0] and before[1] != after[1]:
         raise Broken(f"attempt {before[1]} became {after[1]}")
 
 
 async def attempt_of(scene: Scene) -> tuple[str, int]:
-    """Of the owner's newest run."""
-    run = (await scene.status(scene.beside.owner)).runs[-1]
+    """Return the id and attempt of the owner's newest run."""
+    run = (await scene.status(scene.honest_client.owner)).runs[-1]
     return run.run_id, run.attempt
 
 
@@ -525,35 +531,35 @@ async def attempt_of(scene: Scene) -> tuple[str, int]:
 @attack("21-result-from-another")
 async def false_result(scene: Scene) -> None:
     """A member serves zeros where a peer's record says that the result is."""
-    who, victim = await scene.victim.member(Role.PEER), scene.victim.peers[2]
-    asked = asyncio.Event()
+    member, victim = await scene.victim.member(Role.PEER), scene.victim.peers[2]
+    is_requested = asyncio.Event()
 
     async def serve(stream: MessageStream[object, object]) -> None:
-        asked.set()
+        is_requested.set()
         await stream.receive()
 
-    own = Credentials(who.key, who.certificate, who.authority)
+    own = Credentials(member.key, member.certificate, member.authority)
     false = await GrpcTransport(GrpcOptions(credentials=own)).serve(
         "127.0.0.1", 0, {LIST_CHUNKS: serve}
     )
     directory, name = scene.victim.directory, victim.target.name
     folder = scene.work_dir / f"taken-{scene.draw():x}"
     folder.mkdir()
-    async with scene.beside.finished() as status:
+    async with scene.honest_client.finished() as status:
         replicas = scene.victim.peers[1:3]
         for peer in replicas:
             await directory.announce(Role.PEER, peer.target.name, false.endpoint)
         try:
-            await scene.beside.client.fetch_shards(status, folder)
+            await scene.honest_client.client.fetch_shards(status, folder)
             raise Broken("a result was fetched from another peer")
         except Unavailable:
             pass
         finally:
             for peer in replicas:
                 await directory.announce(Role.PEER, peer.target.name, peer.target.endpoint)
-        if asked.is_set():
+        if is_requested.is_set():
             raise Broken(f"the client asked somebody else for what {name} has")
-        if await scene.beside.fetched(status) != result_of(scene):
+        if await scene.honest_client.fetched(status) != result_of(scene):
             raise Broken("the owner's result is another one now")
     await false.stop()
 
@@ -562,8 +568,8 @@ async def false_result(scene: Scene) -> None:
 
 
 @attack("22-says-it-is-fast")
-async def says_it_is_fast(scene: Scene) -> None:
-    spec = scene.beside.job.spec
+async def claims_to_be_fast(scene: Scene) -> None:
+    spec = scene.honest_client.job.spec
     train = replace(spec.train, batch_size=16, micro_batch_size=1, num_steps=8)
     name, shares, index = "", list[tuple[int, int]](), [0]
 
@@ -582,7 +588,7 @@ async def says_it_is_fast(scene: Scene) -> None:
         name = peer.target.name
         await member_is_there(scene, name)
         async with submitted(scene, replace(spec, train=train)) as (run_id,):
-            await over(scene, scene.who(Kind.CLIENT), run_id)
+            await over(scene, scene.identity_of(Kind.CLIENT), run_id)
     if not shares:
         raise Broken("it took no part: this was no attack")
     if any(mine == whole for mine, whole in shares[2:]):
@@ -591,14 +597,14 @@ async def says_it_is_fast(scene: Scene) -> None:
 
 async def member_is_there(scene: Scene, name: str) -> None:
     """Wait until somebody is a member."""
-    while name not in {m.peer_id for m in (await scene.status(scene.beside.owner)).members}:  # noqa: ASYNC110
+    while name not in {m.peer_id for m in (await scene.status(scene.honest_client.owner)).members}:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 
-async def over(scene: Scene, who: Identity, run_id: str) -> None:
+async def over(scene: Scene, client: Identity, run_id: str) -> None:
     """Wait until a run is trained."""
     while True:
-        run = next(run for run in (await scene.status(who)).runs if run.run_id == run_id)
+        run = next(run for run in (await scene.status(client)).runs if run.run_id == run_id)
         if run.phase == pb.RUN_PHASE_FAILED:
             raise Broken(f"the run failed: {run.detail}")
         if run.phase == pb.RUN_PHASE_FINISHED:
@@ -615,7 +621,7 @@ async def lies_of_its_norm(scene: Scene) -> None:
 
     async with wicked(scene, edit=lie) as peer:
         why = await scene.idle_of(peer.target.name)
-        await scene.beside.commits(2)
+        await scene.honest_client.commits(2)
     if "a gradient norm that differs" not in why:
         raise Broken(f"it is idle for another reason: {why}")
 
@@ -627,7 +633,7 @@ async def cannot_load(scene: Scene) -> None:
 
     async with wicked(scene, make_engine=no_memory) as peer:
         why = await scene.idle_of(peer.target.name)
-        await scene.beside.commits(4)
+        await scene.honest_client.commits(4)
     if "suspended" not in why:
         raise Broken(f"it is idle for another reason: {why}")
 
@@ -639,8 +645,8 @@ async def no_room(scene: Scene) -> None:
         shutil.rmtree(folder)
         folder.write_text("no folder, so nothing can be written there")
         await member_is_there(scene, peer.target.name)
-        await scene.beside.another_run()
-        await scene.beside.another_run()
+        await scene.honest_client.another_run()
+        await scene.honest_client.another_run()
     folder.unlink()
 
 
@@ -654,8 +660,8 @@ async def text(scene: Scene) -> None:
 
     async with wicked(scene, overhear=note) as peer:
         await member_is_there(scene, peer.target.name)
-        await scene.beside.another_run()
-        await scene.beside.commits(4)
+        await scene.honest_client.another_run()
+        await scene.honest_client.commits(4)
     if not plans:
         raise Broken("it took no part: this was no attack")
     if any(plan.tokens for plan in plans):
@@ -664,15 +670,15 @@ async def text(scene: Scene) -> None:
 
 @attack("27-ends-that-were-not-granted")
 async def trusted_ends(scene: Scene) -> None:
-    """Whose invitation does not let it see text hosts neither the first stage nor the last."""
+    """A peer whose invitation hides text hosts neither the first stage nor the last."""
     for layers in ((0, 2), (4, 6)):
-        who = await scene.victim.member(Role.PEER, grant=Grant(sees_tokens=False))
-        async with joined(scene, who, layers) as member:
-            why = await scene.idle_of(who.name)
-            await scene.beside.another_run()
-        heard = {message.WhichOneof("body") for message in member.heard}
-        if heard & {"assign", "plan", "catch_up"}:
-            raise Broken(f"it took part in layers {layers}: {sorted(map(str, heard))}")
+        peer = await scene.victim.member(Role.PEER, grant=Grant(sees_tokens=False))
+        async with joined(scene, peer, layers) as member:
+            why = await scene.idle_of(peer.name)
+            await scene.honest_client.another_run()
+        kinds = {message.WhichOneof("body") for message in member.messages}
+        if kinds & {"assign", "plan", "catch_up"}:
+            raise Broken(f"it took part in layers {layers}: {sorted(map(str, kinds))}")
         if "token" not in why and "text" not in why:
             raise Broken(f"it is idle for another reason: {why}")
 
@@ -731,7 +737,7 @@ LOCKED = ("locked.txt", "locked-client.txt", "locked-tools.txt", "locked-docs.tx
 
 
 def constraints() -> list[str]:
-    """What is pinned, line by line."""
+    """Return the pinned packages, line by line."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
 

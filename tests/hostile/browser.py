@@ -58,5 +58,5 @@ async def open_page(address: str) -> Page:
             raise RunFailed(f"the page's address is answered by {answer.status}")
         if answer.cookies:
             raise RunFailed("the page sets a cookie, which goes to every port of this host")
-        told = await answer.json()
-    return Page(place, {"X-Swarm-FT": str(told["session"])})
+        document = await answer.json()
+    return Page(place, {"X-Swarm-FT": str(document["session"])})

@@ -13,7 +13,7 @@ from swarm_ft.identity.keys import name_of, new_key
 from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
-from tests.hostile.attacker import COORDINATOR, Identity, ask, enrol, low_key, newcomer
+from tests.hostile.attacker import COORDINATOR, Identity, enrol, exchange, low_key, newcomer
 from tests.hostile.victim import Victim
 from tests.members import NOW, make_swarm
 
@@ -21,7 +21,7 @@ HEEDED_S = 30.0
 
 
 class Kind(StrEnum):
-    """Who calls."""
+    """The kind of a caller."""
 
     NOBODY = "nobody"
     """Speaks plaintext."""
@@ -102,13 +102,13 @@ def _impostor(peer: Identity) -> Identity:
 
 async def _revoked(victim: Victim) -> Identity:
     """Known to the coordinator, and to all peers, as such."""
-    gone = await victim.member(Role.PEER)
-    victim.revoke(gone.name)
+    revoked = await victim.member(Role.PEER)
+    victim.revoke(revoked.name)
     status = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
     calls = [(victim.coordinator, COORDINATOR + "Status", status.SerializeToString())]
     calls += [(peer.target, "/swarm_ft.v1.Snapshots/ListChunks", b"") for peer in victim.peers]
     async with asyncio.timeout(HEEDED_S):
         for target, path, request in calls:
-            while "revoked" not in (await ask(target, path, gone, request)).message:  # noqa: ASYNC110
+            while "revoked" not in (await exchange(target, path, revoked, request)).message:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-    return gone
+    return revoked

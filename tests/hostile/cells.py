@@ -1,4 +1,4 @@
-"""What the suite is made of: cells with names, what came of each, and the verdict. Pure."""
+"""The parts of the suite: named cells, their outcomes, and the verdict. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarm_ft.errors import BadOption
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of a cell.
+    """The outcome of a cell.
 
     Attributes:
         problem: what did not hold; empty if all did.
@@ -23,7 +23,7 @@ class Outcome:
 
     @property
     def word(self) -> str:
-        """In one word."""
+        """Return the verdict in one word."""
         return "BROKEN" if self.problem else "holds"
 
 
@@ -41,14 +41,14 @@ def chosen(names: Sequence[str], patterns: Iterable[str]) -> tuple[str, ...]:
 
 
 def as_line(outcome: Outcome) -> str:
-    """For people, as it happens."""
+    """Format for people, as it happens."""
     return (
         f"{outcome.seconds:5.1f} s  {outcome.word:<6}  {outcome.cell}  {outcome.problem}".rstrip()
     )
 
 
 def as_dict(outcome: Outcome) -> dict[str, object]:
-    """For `--json`."""
+    """Return the document for `--json`."""
     return {
         "cell": outcome.cell,
         "holds": not outcome.problem,

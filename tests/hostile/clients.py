@@ -28,7 +28,7 @@ from swarm_ft.stage.source import SINGLE_FILE
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
-from tests.hostile.attacker import COORDINATOR, OK, Answer, Identity, ask
+from tests.hostile.attacker import COORDINATOR, OK, Answer, Identity, exchange
 from tests.hostile.job import VOCAB_SIZE, spec_message
 from tests.hostile.processes import Processes
 from tests.hostile.scene import Broken
@@ -45,12 +45,12 @@ class BadClient:
         who: the client's key and certificate.
     """
 
-    def __init__(self, swarm: Processes, who: Identity) -> None:
+    def __init__(self, swarm: Processes, identity: Identity) -> None:
         self.swarm = swarm
-        self.who = who
-        own = Credentials(who.key, who.certificate, who.authority)
+        self.identity = identity
+        own = Credentials(identity.key, identity.certificate, identity.authority)
         transport = GrpcTransport(GrpcOptions(credentials=own))
-        self.calls = SwarmClient(swarm.beside.directory, transport)
+        self.calls = SwarmClient(swarm.honest_client.directory, transport)
 
     async def submit(self, spec: RunSpec, run_id: str, samples: bytes | None = None) -> Answer:
         """Submit a job under this name; nothing on the client's side checks the name."""
@@ -70,7 +70,7 @@ class BadClient:
         for at in range(0, len(tokens), size):
             some = pb.SampleTokens(sample=at // row_bytes(header), token_ids=tokens[at : at + size])
             parts.append(pb.SubmitPart(tokens=some))
-        return await ask(self.swarm.at, COORDINATOR + "Submit", self.who, *parts)
+        return await exchange(self.swarm.at, COORDINATOR + "Submit", self.identity, *parts)
 
     async def ended(self, run_id: str, within_s: float = ENDED_S) -> RunStatus:
         """The last status of a run; one that goes on for too long is cancelled.

@@ -37,7 +37,7 @@ from swarm_ft.proto import meeting_pb2
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.protocol.wire import RUN_SPEC
-from tests.hostile.attacker import COORDINATOR, Identity, Target, ask, calling
+from tests.hostile.attacker import COORDINATOR, Identity, Target, calling, exchange
 from tests.hostile.job import spec_message
 from tests.hostile.scene import Broken
 
@@ -71,9 +71,9 @@ class Attacker:
             want=meeting_pb2.MeetingRequest(name="nobody")
         ).SerializeToString()
         async with calling(self.at, COORDINATOR + "Introduce", self.client) as call:
-            await call.say(meeting_pb2.FromMember(reachable=reachable))
+            await call.send(meeting_pb2.FromMember(reachable=reachable))
             while True:
-                await call.say(want)
+                await call.send(want)
                 self.count("wants")
 
     async def status(self) -> None:
@@ -95,9 +95,9 @@ class Attacker:
         )
         alive = pb.FromPeer(alive=pb.PeerAlive()).SerializeToString()
         async with calling(self.at, COORDINATOR + "Join", self.peer) as call:
-            await call.say(pb.FromPeer(hello=hello))
+            await call.send(pb.FromPeer(hello=hello))
             while True:
-                await call.say(*[alive] * (ALIVE_PER_S // 100))
+                await call.send(*[alive] * (ALIVE_PER_S // 100))
                 self.count("alive", ALIVE_PER_S // 100)
                 await asyncio.sleep(0.01)
 
@@ -117,13 +117,13 @@ class Attacker:
                 protocol_version=PROTOCOL_VERSION,
             )
             async with calling(self.at, COORDINATOR + "Submit", self.client) as call:
-                await call.say(pb.SubmitPart(header=header))
+                await call.send(pb.SubmitPart(header=header))
                 first, together = 0, max(1, TRICKLE_BYTES_PER_S // train.sample_bytes)
-                ended = asyncio.create_task(call.hear())
+                ended = asyncio.create_task(call.receive())
                 while not ended.done():
                     data = bytes(train.sample_bytes * together)
                     tokens = pb.SampleTokens(sample=first, token_ids=data)
-                    await call.say(pb.SubmitPart(tokens=tokens))
+                    await call.send(pb.SubmitPart(tokens=tokens))
                     first += together
                     await asyncio.wait({ended}, timeout=1.0)
                 self.count("refused submissions")
@@ -137,8 +137,8 @@ class Attacker:
         request = pb.EventsRequest(follows=True, protocol_version=PROTOCOL_VERSION)
         while True:
             async with calling(self.at, COORDINATOR + "Events", self.client) as call:
-                await call.say(request)
-                if await call.hear() is not None:
+                await call.send(request)
+                if await call.receive() is not None:
                     await asyncio.Event().wait()
             self.count("refused followers")
             await asyncio.sleep(1.0)
@@ -146,7 +146,7 @@ class Attacker:
     async def _at_a_time(self, method: str, request: Message) -> None:
         async def one_after_the_other() -> None:
             while True:
-                answer = await ask(self.at, COORDINATOR + method, self.client, request)
+                answer = await exchange(self.at, COORDINATOR + method, self.client, request)
                 self.count(f"{method} {answer.code}")
 
         await asyncio.gather(*(one_after_the_other() for _ in range(CONCURRENT)))

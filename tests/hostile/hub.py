@@ -26,7 +26,7 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 @dataclass
 class Hub:
-    """What the hub was asked.
+    """A hub that records its requests.
 
     Attributes:
         address: its URL.
@@ -41,7 +41,7 @@ class Hub:
     requests: list[str] = field(default_factory=list)
 
     def environment(self, home: Path) -> dict[str, str]:
-        """By which a volunteer's software uses this hub."""
+        """Return the environment with which a volunteer's software uses this hub."""
         return {
             "HF_ENDPOINT": self.address,
             "HF_TOKEN": TOKEN,
@@ -79,7 +79,7 @@ def safetensors_start() -> bytes:
 
 
 def index() -> bytes:
-    """Which of the two files has which tensor."""
+    """Return the index that assigns tensors to the two files."""
     files = dict(zip(("transformer.wte.weight", "transformer.wpe.weight"), SHARDS, strict=True))
     total = {"total_size": 2 * LARGE_BYTES}
     return json.dumps({"metadata": total, "weight_map": files}).encode()
@@ -135,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_weights(has_body=has_body)
 
     def _about(self, repository: str) -> bytes:
-        """What the hub's API tells of a repository; nothing if there is none."""
+        """Return the hub API's answer about a repository; empty if there is none."""
         names = self.server.files.get(repository)
         if names is None:
             return b""
@@ -167,9 +167,9 @@ class Handler(BaseHTTPRequestHandler):
     def _send_weights(self, *, has_body: bool) -> None:
         size = len(safetensors_start()) + LARGE_BYTES
         first, last, status, headers = 0, size - 1, 200, {"Accept_Ranges": "bytes"}
-        asked = self.headers.get("Range", "")
-        if asked.startswith("bytes="):
-            low, _, high = asked.removeprefix("bytes=").partition("-")
+        requested = self.headers.get("Range", "")
+        if requested.startswith("bytes="):
+            low, _, high = requested.removeprefix("bytes=").partition("-")
             first, last, status = int(low or 0), min(int(high or last), last), 206
             headers["Content_Range"] = f"bytes {first}-{last}/{size}"
         self._begin(status, last - first + 1, **headers)

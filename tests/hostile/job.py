@@ -70,17 +70,17 @@ def make_job(work_dir: Path) -> Job:
 
 
 def with_blocks(spec: RunSpec, num_blocks: int) -> RunSpec:
-    """Of another model, which has so many blocks."""
+    """Return the spec with another model, which has so many blocks."""
     digests = spec.model.block_digests
     digests = (digests * (num_blocks // len(digests) + 1))[:num_blocks]
     return replace(spec, model=replace(spec.model, num_blocks=num_blocks, block_digests=digests))
 
 
 def of_model(spec: RunSpec, reference: str) -> RunSpec:
-    """Of a model that lies elsewhere."""
+    """Return the spec with a model at another place."""
     return replace(spec, model=replace(spec.model, reference=reference))
 
 
 def spec_message(spec: RunSpec) -> run_pb2.RunSpec:
-    """As it goes over the wire."""
+    """Convert a spec to the message on the wire."""
     return run_pb2.RunSpec.FromString(RUN_SPEC.to_bytes(spec))

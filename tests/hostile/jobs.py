@@ -110,7 +110,7 @@ async def named(client: BadClient, name: str) -> bool:
     Raises:
         Broken: the job was taken, and did not end well.
     """
-    spec = short_job(client.swarm.beside.job.spec, 2, save_steps=1)
+    spec = short_job(client.swarm.honest_client.job.spec, 2, save_steps=1)
     if not is_taken(await client.submit(spec, name)):
         return False
     status = await client.ended(name)
@@ -123,7 +123,7 @@ async def named(client: BadClient, name: str) -> bool:
 @attack("Job:texts-at-their-bounds")
 async def long_texts(swarm: Processes) -> None:
     """References, readers and targets of as many characters as they may have."""
-    client, spec = await new_client(swarm), swarm.beside.job.spec
+    client, spec = await new_client(swarm), swarm.honest_client.job.spec
     for letter in LETTERS:
         readers = ",".join(letter * 60 + f"{i:03}" for i in range(16))
         targets = ",".join(letter * 60 + f"{i:03}" for i in range(64))
@@ -179,7 +179,7 @@ async def non_finite(swarm: Processes) -> None:
     async with undisturbed(swarm):
         for name, (tensor, value) in NOT_FINITE.items():
             folder = altered_copy(swarm, swarm.models / name, {tensor: value})
-            spec = short_job(replace(swarm.beside.job.spec, model=described(folder)))
+            spec = short_job(replace(swarm.honest_client.job.spec, model=described(folder)))
             if not is_taken(await client.submit(spec, name)):
                 raise Broken(f"the job {name} was refused: it is no attack")
         for name, (tensor, _) in NOT_FINITE.items():
@@ -204,7 +204,7 @@ async def huge_weights(swarm: Processes) -> None:
     async with undisturbed(swarm):
         for number, tensor in enumerate(tensors):
             folder = altered_copy(swarm, swarm.models / f"huge-{number}", {tensor: 3e38})
-            spec = short_job(replace(swarm.beside.job.spec, model=described(folder)))
+            spec = short_job(replace(swarm.honest_client.job.spec, model=described(folder)))
             if not is_taken(await client.submit(spec, f"huge-{number}")):
                 raise Broken("the job was refused: it is no attack")
         for number in range(len(tensors)):
@@ -215,7 +215,7 @@ async def huge_weights(swarm: Processes) -> None:
 async def diverges(swarm: Processes) -> None:
     """A learning rate of 1e9 makes weights infinite; the run fails within a minute and says so."""
     client = await new_client(swarm)
-    spec = short_job(swarm.beside.job.spec, 50, learning_rate=1e9)
+    spec = short_job(swarm.honest_client.job.spec, 50, learning_rate=1e9)
     async with undisturbed(swarm):
         answer = await client.submit(spec, "diverges")
         if not is_taken(answer):
@@ -237,7 +237,7 @@ def check_names_step(words: str) -> None:
 @attack("Job:rate-beyond-float32")
 async def rate_beyond(swarm: Processes) -> None:
     """`--lr 1e38 --clip-grad-norm 0` is refused before it starts."""
-    client, spec = await new_client(swarm), swarm.beside.job.spec
+    client, spec = await new_client(swarm), swarm.honest_client.job.spec
     async with undisturbed(swarm):
         for rate in (1e38, 1e300):
 
@@ -270,7 +270,9 @@ async def private_model(swarm: Processes) -> None:
             }
             for kind, wrong in jobs.items():
                 run_id = f"private-{number}-{kind}"
-                spec = short_job(replace(swarm.beside.job.spec, model=wrong), 1, learning_rate=0.0)
+                spec = short_job(
+                    replace(swarm.honest_client.job.spec, model=wrong), 1, learning_rate=0.0
+                )
                 readable[reference, kind] = await refused_words(client, spec, run_id)
     words = {text.replace("acme", "none") for text in readable.values()}
     if len(words) > 1:
@@ -308,7 +310,7 @@ async def model_that_differs(swarm: Processes) -> None:
 
     Another peer may have the right model, so the job may go on to wait.
     """
-    client, spec = await new_client(swarm), swarm.beside.job.spec
+    client, spec = await new_client(swarm), swarm.honest_client.job.spec
     own = spec.model.block_digests
     blocks = (*own[:3], bytes(16), *own[4:])
     wrong = {
@@ -343,7 +345,7 @@ async def hub_model(swarm: Processes) -> None:
 
     What is fetched is fetched without the token of the peer's owner.
     """
-    client, spec = await new_client(swarm), swarm.beside.job.spec
+    client, spec = await new_client(swarm), swarm.honest_client.job.spec
     async with undisturbed(swarm):
         for number, reference in enumerate((WHOLE, CUT)):
             job = short_job(replace(spec, model=guess(spec.model, reference)), 1)
@@ -367,13 +369,13 @@ WIDE, RESULT_BYTES = 384, 4 * MB
 async def unwritable(swarm: Processes) -> None:
     """Peers that may write no large file: the job fails, or waits until they may."""
     client = await new_client(swarm)
-    spec = short_job(replace(swarm.beside.job.spec, model=wide_model(swarm.models / "wide")))
+    spec = short_job(replace(swarm.honest_client.job.spec, model=wide_model(swarm.models / "wide")))
     async with undisturbed(swarm):
         with file_size_limited(swarm, RESULT_BYTES):
             if not is_taken(await client.submit(spec, "unwritable")):
                 raise Broken("the job was refused: it is no attack")
             await until_trained(client, "unwritable", spec.train.num_steps)
-            await swarm.beside.another_run()
+            await swarm.honest_client.another_run()
         status = await client.ended("unwritable")
         if status.phase is RunPhase.FINISHED:
             await client.fetched(status)
@@ -445,12 +447,12 @@ async def options_together(swarm: Processes) -> None:
         fine = [end for end, phase in phases.items() if phase is RunPhase.FINISHED]
         mixed = options.covering(fine)
         failing = [end for end, phase in phases.items() if phase is not RunPhase.FINISHED]
-        mixed += [options.beside(end, job) for end in failing for job in options.extremes(fine)]
+        mixed += [options.with_end(end, job) for end in failing for job in options.extremes(fine)]
         await run_all(swarm, mixed)
 
 
 async def alone(swarm: Processes) -> dict[options.End, RunPhase | None]:
-    """How a job ends that has one option at one end; asked once of a swarm."""
+    """Return how a job with one option at one end ends; a swarm runs these once."""
     if not swarm.ends:
         ends = [(end,) for end in options.all_ends()]
         phases = await run_all(swarm, ends)
@@ -461,7 +463,7 @@ async def alone(swarm: Processes) -> dict[options.End, RunPhase | None]:
 async def run_all(
     swarm: Processes, jobs: Sequence[options.Ends]
 ) -> dict[options.Ends, RunPhase | None]:
-    """How each of these jobs ends; None: it was refused.
+    """Run these jobs and return their last phases; None: it was refused.
 
     Raises:
         Broken: one does not end, or ends without a reason.
@@ -473,10 +475,10 @@ async def run_all(
         async with together:
 
             def make() -> RunSpec:
-                return options.job_with(swarm.beside.job.spec, ends_of_it)
+                return options.job_with(swarm.honest_client.job.spec, ends_of_it)
 
             try:
-                run_id = f"options-{client.who.name[:8]}-{number}"
+                run_id = f"options-{client.identity.name[:8]}-{number}"
                 return await ends(client, make, run_id, COMPILED_S)
             except Broken as error:
                 problems.append(f"{', '.join(map(str, ends_of_it))}: {error}")
@@ -503,7 +505,7 @@ async def many_blocks(swarm: Processes) -> None:
     Real peers of so many would not fit on a machine. The cost of many small jobs that wait is held
     by `tests/unit/coordinator/plan/test_allocation.py`.
     """
-    train = swarm.beside.job.spec.train
+    train = swarm.honest_client.job.spec.train
     fitting = model_spec(num_blocks=BLOCKS, block_bytes=1 << 20)
     too_large = model_spec(num_blocks=BLOCKS, block_bytes=1 << 40)
     specs = [RunSpec(model=model, train=train) for model in (fitting, *[too_large] * 4)]

@@ -1,4 +1,4 @@
-"""What members with good keys do to others: floods, places held for ever, addresses of others.
+"""Attacks of members with valid keys on others: floods, places held for ever, false addresses.
 
 By the numbers of benchmarks/reports/security.md. The attackers speak bare gRPC, or bare sockets.
 """
@@ -29,8 +29,8 @@ from tests.hostile.attacker import (
     Answer,
     Call,
     Identity,
-    ask,
     calling,
+    exchange,
 )
 from tests.hostile.attacks import expect
 from tests.hostile.browser import Page, open_page, raw_request
@@ -38,8 +38,8 @@ from tests.hostile.clients import check_discreet, is_taken, new_client, short_jo
 from tests.hostile.flood import attacking
 from tests.hostile.job import of_model, spec_message, with_blocks
 from tests.hostile.processes import (
+    ATTACKER_HOST,
     CELL_S,
-    ELSEWHERE,
     Processes,
     attack,
     cpu_s,
@@ -68,7 +68,7 @@ class Introduced:
     async def read(self) -> None:
         """Receive messages until the conversation ends."""
         while not self._is_over:
-            data = await self.call.hear()
+            data = await self.call.receive()
             async with self._changed:
                 self._is_over = data is None
                 self.messages += [meeting_pb2.ToMember.FromString(data)] if data else []
@@ -93,17 +93,19 @@ class Introduced:
     async def meetings_with(self, name: str, count: int = 1) -> list[meeting_pb2.Meet]:
         """Request so many meetings with a member; those that the coordinator grants."""
         want = meeting_pb2.FromMember(want=meeting_pb2.MeetingRequest(name=name))
-        await self.call.say(*[want] * count)
+        await self.call.send(*[want] * count)
         answers = await self.received("meet", "no_meeting", count=count)
         return [one.meet for one in answers if one.WhichOneof("body") == "meet"]
 
 
 @asynccontextmanager
-async def introduced(swarm: Processes, who: Identity, *endpoints: str) -> AsyncIterator[Introduced]:
+async def introduced(
+    swarm: Processes, identity: Identity, *endpoints: str
+) -> AsyncIterator[Introduced]:
     """A member that can be met, and that names these endpoints as its own."""
-    async with calling(swarm.at, COORDINATOR + "Introduce", who) as call:
+    async with calling(swarm.at, COORDINATOR + "Introduce", identity) as call:
         reachable = meeting_pb2.Reachable(endpoints=endpoints, protocol_version=PROTOCOL_VERSION)
-        await call.say(meeting_pb2.FromMember(reachable=reachable))
+        await call.send(meeting_pb2.FromMember(reachable=reachable))
         member = Introduced(call)
         reading = asyncio.create_task(member.read())
         try:
@@ -156,16 +158,16 @@ SEEN_FIELD = 3
 @attack("33-addresses-of-others-dialled")
 async def third_address(swarm: Processes) -> None:
     """A client tries 300 ways to have a third address dialled by a peer; no one connects there."""
-    who, met = await swarm.member(Role.CLIENT), 0
+    client, met = await swarm.member(Role.CLIENT), 0
     async with listening("0.0.0.0") as third, undisturbed(swarm):
         addresses = addresses_of_others(third.port)
         for number in range(CONVERSATIONS):
             with suppress(Refused):
-                async with introduced(swarm, who, addresses[number % len(addresses)]) as member:
+                async with introduced(swarm, client, addresses[number % len(addresses)]) as member:
                     for meet in await member.meetings_with(swarm.peer_at.name):
                         met += 1
-                        await member.call.say(*(seen_at(meet, address) for address in addresses))
-                        await asyncio.sleep(HEARD_S)
+                        await member.call.send(*(seen_at(meet, address) for address in addresses))
+                        await asyncio.sleep(READ_S)
         await asyncio.sleep(DIALLED_S)
         if third.connections:
             raise Broken(f"{len(third.connections)} connections to {set(third.connections)}")
@@ -173,7 +175,7 @@ async def third_address(swarm: Processes) -> None:
         raise Broken("the client met no peer: this was no attack")
 
 
-HEARD_S = 0.1
+READ_S = 0.1
 """In which the coordinator reads what was sent before the conversation ends."""
 
 
@@ -191,16 +193,16 @@ def field_bytes(number: int, value: bytes) -> bytes:
 @attack("33-endpoint-of-anothers-machine")
 async def endpoint_elsewhere(swarm: Processes) -> None:
     """A peer joins, and names a third machine's port as the place where others reach it."""
-    who = await swarm.member(Role.PEER)
+    peer = await swarm.member(Role.PEER)
     async with listening("0.0.0.0") as third, undisturbed(swarm):
-        hello = hello_of(who.name, (0, 3))
+        hello = hello_of(peer.name, (0, 3))
         hello.endpoint = f"127.0.0.77:{third.port}"
         async with (
-            introduced(swarm, who, hello.endpoint),
-            calling(swarm.at, COORDINATOR + "Join", who) as call,
+            introduced(swarm, peer, hello.endpoint),
+            calling(swarm.at, COORDINATOR + "Join", peer) as call,
         ):
-            await call.say(pb.FromPeer(hello=hello))
-            await swarm.beside.another_run()
+            await call.send(pb.FromPeer(hello=hello))
+            await swarm.honest_client.another_run()
             await asyncio.sleep(DIALLED_S)
         if third.connections:
             raise Broken(f"{len(third.connections)} connections to {set(third.connections)}")
@@ -248,8 +250,8 @@ async def relay_held(swarm: Processes) -> None:
 async def relayed(
     stack: AsyncExitStack, swarm: Processes, members: Sequence[Identity], count: int
 ) -> int:
-    """How many links of so many the relay joins for two members; the stack holds them."""
-    both = [await stack.enter_async_context(introduced(swarm, who)) for who in members]
+    """Count the links, of so many, that the relay joins for two members; the stack holds them."""
+    both = [await stack.enter_async_context(introduced(swarm, member)) for member in members]
     meets = await both[0].meetings_with(members[1].name, count)
     theirs = await both[1].received("meet", count=len(meets))
     meets += [one.meet for one in theirs]
@@ -278,22 +280,24 @@ async def left_leg(stack: AsyncExitStack, meet: meeting_pb2.Meet) -> bool:
 @attack("35-submissions-that-trickle")
 async def trickle(swarm: Processes) -> None:
     """Two clients hold four submissions open; the honest client submits as before."""
-    spec = short_job(swarm.beside.job.spec, num_samples=1 << 20)
+    spec = short_job(swarm.honest_client.job.spec, num_samples=1 << 20)
     clients = [await swarm.member(Role.CLIENT) for _ in range(2)]
     async with undisturbed(swarm), AsyncExitStack() as stack:
-        for number, who in enumerate(clients * 2):
+        for number, client in enumerate(clients * 2):
             header = pb.SubmitHeader(
                 spec=spec_message(spec),
                 spec_digest=spec.digest(),
                 run_id=f"trickle-{number}",
                 protocol_version=PROTOCOL_VERSION,
             )
-            call = await stack.enter_async_context(calling(swarm.at, COORDINATOR + "Submit", who))
-            await call.say(pb.SubmitPart(header=header))
+            call = await stack.enter_async_context(
+                calling(swarm.at, COORDINATOR + "Submit", client)
+            )
+            await call.send(pb.SubmitPart(header=header))
             row = pb.SampleTokens(sample=0, token_ids=bytes(96))
-            await call.say(pb.SubmitPart(tokens=row))
-        await swarm.beside.another_run()
-        await swarm.beside.another_run()
+            await call.send(pb.SubmitPart(tokens=row))
+        await swarm.honest_client.another_run()
+        await swarm.honest_client.another_run()
 
 
 FOLLOWERS = 64
@@ -302,17 +306,19 @@ FOLLOWERS = 64
 @attack("36-events-that-are-never-read")
 async def unread_events(swarm: Processes) -> None:
     """A client holds 64 streams of events; another client, and the owner's page, get theirs."""
-    who = await swarm.member(Role.CLIENT)
+    client = await swarm.member(Role.CLIENT)
     request = pb.EventsRequest(since=0, follows=True, protocol_version=PROTOCOL_VERSION)
     async with undisturbed(swarm), AsyncExitStack() as stack:
         for _ in range(FOLLOWERS):
-            call = await stack.enter_async_context(calling(swarm.at, COORDINATOR + "Events", who))
-            await call.say(request)
-            await call.said_all()
+            call = await stack.enter_async_context(
+                calling(swarm.at, COORDINATOR + "Events", client)
+            )
+            await call.send(request)
+            await call.close_sending()
         for follows in (False, True):
             events = pb.EventsRequest(follows=follows, protocol_version=PROTOCOL_VERSION)
-            path, owner = COORDINATOR + "Events", swarm.beside.owner
-            expect(await ask(swarm.at, path, owner, events, limit=1), "ok")
+            path, owner = COORDINATOR + "Events", swarm.honest_client.owner
+            expect(await exchange(swarm.at, path, owner, events, limit=1), "ok")
         page = await opened_page(swarm)
         shown = await page.first_bytes("/live")
         if b"data:" not in shown:
@@ -330,12 +336,12 @@ REVOKED_S = 2.0
 async def revoked(swarm: Processes) -> None:
     """All streams of a client end within a second of its revocation, at peers as well."""
     client = await new_client(swarm)
-    waiting = with_blocks(swarm.beside.job.spec, 99)
+    waiting = with_blocks(swarm.honest_client.job.spec, 99)
     if not is_taken(await client.submit(waiting, "of-a-revoked", tokens_for(waiting))):
         raise Broken("the job was refused: this was no attack")
     version: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION}
     reachable = meeting_pb2.Reachable(**version)
-    spec = short_job(swarm.beside.job.spec, num_samples=1 << 20)
+    spec = short_job(swarm.honest_client.job.spec, num_samples=1 << 20)
     header = pb.SubmitHeader(
         spec=spec_message(spec), spec_digest=spec.digest(), run_id="revoked", **version
     )
@@ -349,16 +355,16 @@ async def revoked(swarm: Processes) -> None:
     async with undisturbed(swarm), AsyncExitStack() as stack:
         ended = dict[str, asyncio.Task[Answer]]()
         for method, (target, service, message) in calls.items():
-            calling_it = calling(target, service + method, client.who)  # type: ignore[arg-type]
+            calling_it = calling(target, service + method, client.identity)  # type: ignore[arg-type]
             call = await stack.enter_async_context(calling_it)
-            await call.say(*([message] if message is not None else []))
-            ended[method] = asyncio.create_task(call.heard_all())
+            await call.send(*([message] if message is not None else []))
+            ended[method] = asyncio.create_task(call.receive_all())
             stack.callback(ended[method].cancel)
         await asyncio.sleep(1.0)  # streams that are refused at once were never open
         early = {method: str(task.result()) for method, task in ended.items() if task.done()}
         if early:
             raise Broken(f"streams ended before the revocation: {early}")
-        await revoke(swarm, client.who.name)
+        await revoke(swarm, client.identity.name)
         await asyncio.wait(ended.values(), timeout=REVOKED_S)
         standing = [method for method, task in ended.items() if not task.done()]
         if standing:
@@ -395,7 +401,7 @@ async def floods(swarm: Processes) -> None:
     """
     beside_floods, beside_silence = list[int](), list[int]()
     client, peer = await swarm.member(Role.CLIENT), await swarm.member(Role.PEER)
-    order = swarm.at, client, peer, swarm.beside.job.spec, CELL_S
+    order = swarm.at, client, peer, swarm.honest_client.job.spec, CELL_S
     for _ in range(TRIES):
         async with undisturbed(swarm), attacking(*order) as flood:
             used_s = cpu_s(flood.pid)
@@ -411,10 +417,10 @@ async def floods(swarm: Processes) -> None:
 
 
 async def commits_in(swarm: Processes, seconds: float) -> int:
-    """How many steps of the honest run commit from now on in so many seconds."""
+    """Count the honest run's commits within so many seconds from now."""
     began_s = time.monotonic()
     await asyncio.sleep(seconds)
-    return swarm.beside.commits_between(began_s, began_s + seconds)
+    return swarm.honest_client.commits_between(began_s, began_s + seconds)
 
 
 # ---- HTTP
@@ -512,10 +518,13 @@ SECRET_WORDS = "model '/home/alice/acme': its block 2 has digest 9a3f17c2d45b, t
 async def reasons(swarm: Processes) -> None:
     """A client with a waiting job reads nothing of why a peer cannot host another's."""
     alice, mallory = await new_client(swarm), await new_client(swarm)
-    who, failed = await swarm.member(Role.PEER), asyncio.Event()
+    peer, failed = await swarm.member(Role.PEER), asyncio.Event()
     jobs = {
-        "alices-run": (alice, with_blocks(of_model(swarm.beside.job.spec, "alices-model"), 7)),
-        "mallorys-run": (mallory, with_blocks(swarm.beside.job.spec, 5)),
+        "alices-run": (
+            alice,
+            with_blocks(of_model(swarm.honest_client.job.spec, "alices-model"), 7),
+        ),
+        "mallorys-run": (mallory, with_blocks(swarm.honest_client.job.spec, 5)),
     }
 
     def fail(message: pb.ToPeer) -> pb.FromPeer | None:
@@ -527,27 +536,27 @@ async def reasons(swarm: Processes) -> None:
         failure = pb.StageFailed(**own, code="bad-model", message=SECRET_WORDS)
         return pb.FromPeer(failed=failure)
 
-    async with undisturbed(swarm), joined_at(swarm.at, who, (0, 7), fail):
+    async with undisturbed(swarm), joined_at(swarm.at, peer, (0, 7), fail):
         for name, (client, spec) in jobs.items():
             if not is_taken(await client.submit(spec, name, tokens_for(spec))):
                 raise Broken(f"{name} was refused: this was no attack")
         async with asyncio.timeout(ANSWER_S):
             await failed.wait()
         for _ in range(READS):
-            await read_by(swarm, mallory.who, who.name)
+            await read_by(swarm, mallory.identity, peer.name)
             await asyncio.sleep(0.25)
     for name, (client, _) in jobs.items():
         await client.calls.cancel(RunId(name))
 
 
-async def read_by(swarm: Processes, who: Identity, peer: str) -> None:
+async def read_by(swarm: Processes, reader: Identity, peer: str) -> None:
     """Refuse a status in which a stranger reads of others' runs why a peer is idle.
 
     Raises:
         Broken: it holds a name, a path or a digest.
     """
     request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
-    answer = await ask(swarm.at, COORDINATOR + "Status", who, request)
+    answer = await exchange(swarm.at, COORDINATOR + "Status", reader, request)
     expect(answer, "ok")
     status = pb.SwarmStatus.FromString(answer.replies[0])
     for member in status.members:
@@ -591,21 +600,21 @@ BACK_S, BACKS = 3.0, 200
 @attack("46-dial-back-as-a-scan")
 async def dial_back(swarm: Processes) -> None:
     """A stranger asks 200 times whether a port of its address can be dialled."""
-    async with listening(ELSEWHERE) as third, undisturbed(swarm):
+    async with listening(ATTACKER_HOST) as third, undisturbed(swarm):
         began_s = time.monotonic()
-        await asyncio.gather(*(ask_back(swarm, third.port) for _ in range(BACKS)))
+        await asyncio.gather(*(request_dial_back(swarm, third.port) for _ in range(BACKS)))
         took_s = time.monotonic() - began_s
         if len(third.connections) > took_s + 2:
             raise Broken(f"{len(third.connections)} ports were dialled in {took_s:.1f} s")
 
 
-async def ask_back(swarm: Processes, port: int) -> None:
+async def request_dial_back(swarm: Processes, port: int) -> None:
     """Ask the coordinator to dial this port of the stranger's, from `ELSEWHERE`."""
     host, _, number = swarm.at.endpoint.rpartition(":")
     with suppress(OSError, TimeoutError, EOFError):
         async with asyncio.timeout(BACK_S):
             reader, writer = await asyncio.open_connection(
-                host, int(number), local_addr=(ELSEWHERE, 0)
+                host, int(number), local_addr=(ATTACKER_HOST, 0)
             )
             try:
                 writer.write(MAGIC + BACK + port.to_bytes(2, "big"))

@@ -160,7 +160,7 @@ def cells_of(mutation: Mutation) -> list[str]:
 
 
 async def run_mutations(work_dir: Path) -> AsyncGenerator[Outcome, None]:
-    """For each, that the suite goes red, and by which cell; a problem where it does not."""
+    """Run each mutation; the outcome is a problem unless the suite detects it."""
     remaining, number = [UNCHANGED, *mutations()], 0
     while remaining:
         async with suite.scene_in(work_dir / f"scene-{number}") as scene:

@@ -53,7 +53,7 @@ def ends_of(option: OptionField) -> Ends:
 
 
 def all_ends() -> Ends:
-    """Of all options."""
+    """Return the ends of all options."""
     return tuple(end for option in numeric_options() for end in ends_of(option))
 
 
@@ -130,6 +130,6 @@ def extremes(ends: Sequence[End]) -> list[Ends]:
     return [tuple(some[at] for some in own) for at in (0, -1)]
 
 
-def beside(end: End, job: Ends) -> Ends:
+def with_end(end: End, job: Ends) -> Ends:
     """A job with this end too."""
     return (end, *(one for one in job if one.field != end.field))

@@ -48,17 +48,17 @@ from tests.hostile.attacker import (
     Answer,
     Identity,
     Target,
-    ask,
     calling,
     coordinator_at,
     enrol,
+    exchange,
     low_key,
     newcomer,
 )
 from tests.hostile.attacks import expect, readable_by_others
-from tests.hostile.beside import POLL_S, Beside
 from tests.hostile.browser import Page
 from tests.hostile.cells import Outcome
+from tests.hostile.honest_client import POLL_S, HonestClient
 from tests.hostile.hub import Hub, serving_hub
 from tests.hostile.job import make_job, of_model, spec_message, with_blocks
 from tests.hostile.options import End
@@ -115,15 +115,15 @@ class Processes:
     session: Page | None = None
     client: Identity = field(init=False)
     peer: Identity = field(init=False)
-    beside: Beside = field(init=False)
+    honest_client: HonestClient = field(init=False)
 
     async def member(self, role: Role) -> Identity:
         """Enrol one more member of this role."""
-        who = newcomer(
+        newcomer_identity = newcomer(
             parse_invite(self.invitations[role]), low_key(self.peer_at.name), self.authority
         )
         async with asyncio.timeout(START_S):  # a new invitation is heeded within a second
-            while (identity := (await enrol(self.at, who))[1]) is None:  # noqa: ASYNC110
+            while (identity := (await enrol(self.at, newcomer_identity))[1]) is None:  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)
         return identity
 
@@ -136,14 +136,14 @@ class Processes:
         for command in (self.coordinator, *self.peers):
             if not command.is_alive:
                 raise Broken(f"process {command.name} has ended")
-        self.beside.check_alive()
+        self.honest_client.check_alive()
 
     async def is_whole(self) -> bool:
         """Whether the swarm goes on, after an attack that it did not withstand."""
         try:
             self.check_alive()
             async with asyncio.timeout(STANDSTILL_S):
-                await self.beside.commits(1)
+                await self.honest_client.commits(1)
         except (Broken, RunFailed, TimeoutError):
             return False
         return True
@@ -152,7 +152,9 @@ class Processes:
         """A member that comes new is answered."""
         request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
         path = COORDINATOR + "Status"
-        answer = await ask(self.at, path, self.beside.owner, request, timeout_s=within_s)
+        answer = await exchange(
+            self.at, path, self.honest_client.owner, request, timeout_s=within_s
+        )
         expect(answer, "ok")
 
 
@@ -209,16 +211,16 @@ async def opened(work_dir: Path) -> AsyncIterator[Processes]:
         words = await coordinator.first_words()
         at = coordinator_at(str(words["endpoint"]))
         word = await invite("peer", MEMBERS)
-        lent = lending(work_dir / "model", models)
+        resources = lending(work_dir / "model", models)
         hub = stack.enter_context(serving_hub(work_dir / "model"))
         with patch.dict(os.environ, hub.environment(work_dir / "hub-cache")):
             peers = [
-                await start(f"peer-{i}", *serving(word, layers, home / f"peer-{i}"), *lent)
+                await start(f"peer-{i}", *serving(word, layers, home / f"peer-{i}"), *resources)
                 for i, layers in enumerate(STAGES)
             ]
-        told = [await peer.first_words() for peer in peers]
-        called = min(range(len(told)), key=lambda i: str(told[i]["peer"]))
-        peer_at = Target(str(told[called]["endpoint"]), str(told[called]["peer"]))
+        greetings = [await peer.first_words() for peer in peers]
+        called = min(range(len(greetings)), key=lambda i: str(greetings[i]["peer"]))
+        peer_at = Target(str(greetings[called]["endpoint"]), str(greetings[called]["peer"]))
         client_word = await invite("client", MEMBERS)
         way = SwarmAddress(invite=parse_invite(client_word), initial_peers=(), dht_prefix="")
         joined_swarm = await stack.enter_async_context(join(way))
@@ -241,14 +243,16 @@ async def opened(work_dir: Path) -> AsyncIterator[Processes]:
         )
         swarm.client, swarm.peer = await swarm.member(Role.CLIENT), await swarm.member(Role.PEER)
         owner = await swarm.member(Role.CLIENT)
-        swarm.beside = Beside(joined_swarm.directory, owner, job, len(STAGES), work_dir)
-        stack.push_async_callback(swarm.beside.close)
-        await swarm.beside.open()
+        swarm.honest_client = HonestClient(
+            joined_swarm.directory, owner, job, len(STAGES), work_dir
+        )
+        stack.push_async_callback(swarm.honest_client.close)
+        await swarm.honest_client.open()
         yield swarm
 
 
 def lending(*directories: Path) -> tuple[str, ...]:
-    """How a volunteer names the directories from which jobs may take models."""
+    """Return a volunteer's options for the directories from which jobs may take models."""
     return tuple(word for directory in directories for word in ("--models", str(directory)))
 
 
@@ -262,14 +266,14 @@ async def undisturbed(swarm: Processes) -> AsyncIterator[None]:
     began_s = time.monotonic()
     yield
     swarm.check_alive()
-    await swarm.beside.commits(1)
-    pause_s = swarm.beside.longest_pause_s(began_s)
+    await swarm.honest_client.commits(1)
+    pause_s = swarm.honest_client.longest_pause_s(began_s)
     if pause_s > STANDSTILL_S:
         raise Broken(f"the honest run committed no step for {pause_s:.0f} s")
 
 
 def serving(word: str, layers: str, folder: Path) -> tuple[str, ...]:
-    """How a volunteer starts."""
+    """Return the command that starts a volunteer."""
     return ("serve-stage", word, "--layers", layers, "--buffer-dir", str(folder))
 
 
@@ -287,7 +291,7 @@ async def run_cells(cells: Sequence[str], work_dir: Path) -> AsyncGenerator[Outc
                 yield outcome
             if is_whole:
                 try:
-                    num_runs += await swarm.beside.concluded()
+                    num_runs += await swarm.honest_client.concluded()
                 except Exception as error:  # noqa: BLE001 - it is the runs' outcome
                     problem = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - began_s
@@ -300,7 +304,7 @@ async def _one(swarm: Processes, name: str) -> Outcome:
         async with asyncio.timeout(CELL_S):
             await ATTACKS[name](swarm)
             swarm.check_alive()
-            await swarm.beside.commits(1)
+            await swarm.honest_client.commits(1)
             swarm.check_alive()
     except TimeoutError:
         problem = f"not over after {CELL_S:.0f} s"
@@ -315,7 +319,7 @@ async def _one(swarm: Processes, name: str) -> Outcome:
 
 @attack("01-processes-of-volunteers")
 async def volunteers(swarm: Processes) -> None:
-    spec = swarm.beside.job.spec
+    spec = swarm.honest_client.job.spec
     for number, job in enumerate((of_model(spec, "/nonexistent/model"), with_blocks(spec, 1))):
         header = pb.SubmitHeader(
             spec=spec_message(job),
@@ -323,12 +327,12 @@ async def volunteers(swarm: Processes) -> None:
             run_id=f"job-{number}",
             protocol_version=PROTOCOL_VERSION,
         )
-        tokens = pb.SampleTokens(sample=0, token_ids=b"".join(swarm.beside.job.samples))
+        tokens = pb.SampleTokens(sample=0, token_ids=b"".join(swarm.honest_client.job.samples))
         parts = pb.SubmitPart(header=header), pb.SubmitPart(tokens=tokens)
-        expect(await ask(swarm.at, COORDINATOR + "Submit", swarm.client, *parts), "ok")
-    await swarm.beside.another_run()
+        expect(await exchange(swarm.at, COORDINATOR + "Submit", swarm.client, *parts), "ok")
+    await swarm.honest_client.another_run()
     request = pb.CancelRequest(run_id="job-1", protocol_version=PROTOCOL_VERSION)
-    await ask(swarm.at, COORDINATOR + "Cancel", swarm.client, request)
+    await exchange(swarm.at, COORDINATOR + "Cancel", swarm.client, request)
 
 
 # ---- 5 and 20: the DHT
@@ -353,10 +357,10 @@ async def false_records(swarm: Processes) -> None:
         for value in ("127.0.0.1:6666", "", signed):
             for name in ("coordinator", authority):
                 await node.store(f"{swarm.prefix}.coordinator", value, later, subkey=name)
-            found = await swarm.beside.directory.find(Role.COORDINATOR)
+            found = await swarm.honest_client.directory.find(Role.COORDINATOR)
             if found != {"coordinator": swarm.at.endpoint}:
                 raise Broken(f"the coordinator is found at {found}")
-    await swarm.beside.another_run()
+    await swarm.honest_client.another_run()
 
 
 @attack("20-records-beyond-number")
@@ -370,10 +374,10 @@ async def flood(swarm: Processes) -> None:
             key = [f"{swarm.prefix}.peer"] * len(names)
             await node.store_many(key, values, [soon] * len(names), subkeys=names)
         async with asyncio.timeout(30):
-            found = await swarm.beside.directory.find(Role.PEER)
+            found = await swarm.honest_client.directory.find(Role.PEER)
     if swarm.peer_at.name not in found:
         raise Broken(f"a peer is not found among {len(found)} records")
-    await swarm.beside.another_run()
+    await swarm.honest_client.another_run()
 
 
 # ---- 19: many handshakes at once
@@ -385,7 +389,9 @@ async def handshakes(swarm: Processes) -> None:
     request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
     for target in (swarm.at, swarm.peer_at):
         for _ in range(8):
-            calls = (ask(target, COORDINATOR + "Status", swarm.peer, request) for _ in range(32))
+            calls = (
+                exchange(target, COORDINATOR + "Status", swarm.peer, request) for _ in range(32)
+            )
             await asyncio.gather(*calls)
     await swarm.answers()
 
@@ -394,7 +400,7 @@ async def handshakes(swarm: Processes) -> None:
 
 
 def resident_mb(process: Command) -> float:
-    """How much memory a process has had at most."""
+    """Return the peak memory of a process in MB."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
@@ -416,16 +422,16 @@ async def large_requests(swarm: Processes) -> None:
 
     async def send() -> None:
         for method in ("Submit", "Status", "Watch", "Enrol"):
-            answer = await ask(swarm.at, COORDINATOR + method, swarm.client, header)
+            answer = await exchange(swarm.at, COORDINATOR + method, swarm.client, header)
             expect(answer, "RESOURCE_EXHAUSTED")
-        answer = await ask(swarm.at, COORDINATOR + "Join", swarm.peer, header)
+        answer = await exchange(swarm.at, COORDINATOR + "Join", swarm.peer, header)
         expect(answer, "RESOURCE_EXHAUSTED")
 
     await grows(swarm.coordinator, send(), 100)
 
 
 def varint(value: int) -> bytes:
-    """As protobuf writes a length."""
+    """Encode a length as protobuf does."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -436,7 +442,7 @@ def varint(value: int) -> bytes:
 @attack("18-half-sent-jobs")
 async def half_sent(swarm: Processes) -> None:
     """Jobs that stop half-way lie on the disk, and not in memory; they are deleted."""
-    spec = swarm.beside.job.spec
+    spec = swarm.honest_client.job.spec
     large = replace(spec, train=replace(spec.train, num_samples=1 << 20))
     header = pb.SubmitHeader(
         spec=spec_message(large),
@@ -447,13 +453,13 @@ async def half_sent(swarm: Processes) -> None:
 
     async def send() -> None:
         async with calling(swarm.at, COORDINATOR + "Submit", swarm.client) as call:
-            await call.say(pb.SubmitPart(header=header))
+            await call.send(pb.SubmitPart(header=header))
             samples_each = MB // 96
             for part in range(80):
                 tokens = pb.SampleTokens(
                     sample=part * samples_each, token_ids=bytes(samples_each * 96)
                 )
-                await call.say(pb.SubmitPart(tokens=tokens))
+                await call.send(pb.SubmitPart(tokens=tokens))
             await swarm.answers()
 
     await grows(swarm.coordinator, send(), 60)
@@ -474,7 +480,7 @@ async def large_link_messages(swarm: Processes) -> None:
 
     async def send() -> Answer:
         first = link_pb2.LinkMessage(hello=hello)
-        return await ask(swarm.peer_at, PEER + "Link", swarm.peer, first, bytes(100 * MB))
+        return await exchange(swarm.peer_at, PEER + "Link", swarm.peer, first, bytes(100 * MB))
 
     await grows(swarm.called, send(), 50)
 
@@ -504,14 +510,18 @@ def descriptors(count: int) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def held(swarm: Processes, count: int, **secured: Any) -> AsyncIterator[None]:
-    """So many connections from an address of the attacker's own, each with a first word."""
+async def connections_held_open(
+    swarm: Processes, count: int, **secured: Any
+) -> AsyncIterator[None]:
+    """Hold so many connections from an attacker's address open, each after a first message."""
     host, _, port = swarm.at.endpoint.rpartition(":")
     writers = list[asyncio.StreamWriter]()
 
     async def hold() -> None:
         with suppress(OSError):
-            opening = asyncio.open_connection(host, int(port), local_addr=(ELSEWHERE, 0), **secured)
+            opening = asyncio.open_connection(
+                host, int(port), local_addr=(ATTACKER_HOST, 0), **secured
+            )
             _, writer = await asyncio.wait_for(opening, ANSWER_S)
             writers.append(writer)
             if secured:
@@ -526,16 +536,16 @@ async def held(swarm: Processes, count: int, **secured: Any) -> AsyncIterator[No
                 writer.transport.abort()
 
 
-ELSEWHERE = "127.0.0.9"
+ATTACKER_HOST = "127.0.0.9"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """How HTTP/2 begins: its magic words, and settings without any."""
 
 
 @attack("17-connections-that-say-nothing")
 async def silent_connections(swarm: Processes) -> None:
-    async with held(swarm, CONNECTIONS):
+    async with connections_held_open(swarm, CONNECTIONS):
         await swarm.answers()
-        await swarm.beside.another_run()
+        await swarm.honest_client.another_run()
 
 
 @attack("17-connections-of-a-member")
@@ -549,6 +559,6 @@ async def member_connections(swarm: Processes) -> None:
     context.load_cert_chain(certificate, key)
     context.set_alpn_protocols(["h2"])
     secured = {"ssl": context, "server_hostname": host_of(swarm.at.name)}
-    async with held(swarm, CONNECTIONS, **secured):
+    async with connections_held_open(swarm, CONNECTIONS, **secured):
         await swarm.answers()
-        await swarm.beside.another_run()
+        await swarm.honest_client.another_run()

@@ -1,4 +1,4 @@
-"""What an attack has before it: the swarm, the honest client's runs, and everybody's keys."""
+"""The scene of an attack: the swarm, the honest client's runs, and everybody's keys."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
-from tests.hostile.attacker import COORDINATOR, Answer, Call, Identity, Target, ask, calling
-from tests.hostile.beside import Beside
+from tests.hostile.attacker import COORDINATOR, Answer, Call, Identity, Target, calling, exchange
 from tests.hostile.callers import Callers, Kind, make_callers
+from tests.hostile.honest_client import HonestClient
 from tests.hostile.job import Job, make_job, spec_message, with_blocks
 from tests.hostile.victim import Victim
 
@@ -40,17 +40,17 @@ class Scene:
     """
 
     victim: Victim
-    beside: Beside
+    honest_client: HonestClient
     callers: Callers
     spare_run: str = ""
     work_dir: Path = field(default_factory=Path)
 
     @staticmethod
     def draw() -> int:
-        """For names that nobody had yet."""
+        """Draw a number for a name that nobody had yet."""
         return secrets.randbits(32)
 
-    def who(self, kind: Kind) -> Identity:
+    def identity_of(self, kind: Kind) -> Identity:
         """A caller that has a key."""
         found = self.callers[kind]
         if found is None:
@@ -58,7 +58,7 @@ class Scene:
         return found
 
     def header_of(self, spec: RunSpec, run_id: str = "") -> pb.SubmitHeader:
-        """Of a job, under a name of its own."""
+        """Return the header of a job, under a name of its own."""
         return pb.SubmitHeader(
             spec=spec_message(spec),
             spec_digest=spec.digest(),
@@ -75,19 +75,19 @@ class Scene:
     ) -> Answer:
         """Submit a job as this caller; under a name of its own, with the usual data."""
         header = self.header_of(spec, run_id)
-        tokens = b"".join(self.beside.job.samples if samples is None else samples)
+        tokens = b"".join(self.honest_client.job.samples if samples is None else samples)
         parts = [pb.SubmitPart(header=header)]
         parts += [pb.SubmitPart(tokens=pb.SampleTokens(sample=0, token_ids=tokens))]
-        return await ask(
+        return await exchange(
             self.victim.coordinator, COORDINATOR + "Submit", self.callers[kind], *parts
         )
 
-    async def cancel(self, who: Identity, run_id: str) -> Answer:
+    async def cancel(self, caller: Identity, run_id: str) -> Answer:
         """End a run as this caller."""
         request = pb.CancelRequest(run_id=run_id, protocol_version=PROTOCOL_VERSION)
-        return await ask(self.victim.coordinator, COORDINATOR + "Cancel", who, request)
+        return await exchange(self.victim.coordinator, COORDINATOR + "Cancel", caller, request)
 
-    async def status(self, who: Identity) -> pb.SwarmStatus:
+    async def status(self, caller: Identity) -> pb.SwarmStatus:
         """The swarm as this caller sees it."""
         found = pb.SwarmStatus(num_members=1)
         while (len(found.members), len(found.runs)) < (found.num_members, found.num_runs):
@@ -96,7 +96,9 @@ class Scene:
                 first_run=len(found.runs),
                 protocol_version=PROTOCOL_VERSION,
             )
-            answer = await ask(self.victim.coordinator, COORDINATOR + "Status", who, request)
+            answer = await exchange(
+                self.victim.coordinator, COORDINATOR + "Status", caller, request
+            )
             if answer.code != "ok":
                 raise Broken(f"Status: {answer}")
             page = pb.SwarmStatus.FromString(answer.replies[0])
@@ -108,7 +110,7 @@ class Scene:
     async def idle_of(self, name: str) -> str:
         """Why there is nothing to do for a member, once that is so, as the run's owner is told."""
         while True:
-            for member in (await self.status(self.beside.owner)).members:
+            for member in (await self.status(self.honest_client.owner)).members:
                 if member.peer_id == name and member.idle:
                     return member.idle
             await asyncio.sleep(0.05)
@@ -129,7 +131,7 @@ class Scene:
             RunFailed: a part of it, or the run beside the attacks, has ended.
         """
         self.victim.check_alive()
-        self.beside.check_alive()
+        self.honest_client.check_alive()
 
     async def check_members(self) -> None:
         """All honest peers are there, and at work.
@@ -138,8 +140,8 @@ class Scene:
             Broken: one is not.
         """
         self.victim.check_alive()
-        there = {m.peer_id for m in (await self.status(self.beside.owner)).members}
-        missing = [p.target.name for p in self.victim.peers if p.target.name not in there]
+        names = {m.peer_id for m in (await self.status(self.honest_client.owner)).members}
+        missing = [p.target.name for p in self.victim.peers if p.target.name not in names]
         if missing:
             raise Broken(f"honest peers are no members any more: {', '.join(missing)}")
 
@@ -167,29 +169,29 @@ def hasty() -> Iterator[None]:
 async def _scene(job: Job, work_dir: Path) -> AsyncIterator[Scene]:
     async with Victim(work_dir / "swarm") as victim:
         owner = await victim.member(Role.CLIENT)
-        beside = Beside(victim.directory, owner, job, len(victim.peers), work_dir)
+        honest_client = HonestClient(victim.directory, owner, job, len(victim.peers), work_dir)
         try:
-            await beside.open()
-            scene = Scene(victim, beside, await make_callers(victim, owner))
+            await honest_client.open()
+            scene = Scene(victim, honest_client, await make_callers(victim, owner))
             scene.work_dir = work_dir
             scene.spare_run = await _spare_run(scene)
             yield scene
         finally:
-            await beside.close()
+            await honest_client.close()
 
 
 async def _spare_run(scene: Scene) -> str:
     run_id = "a-spare-run"
-    answer = await scene.submit(Kind.OWNER, with_blocks(scene.beside.job.spec, 99), run_id)
+    answer = await scene.submit(Kind.OWNER, with_blocks(scene.honest_client.job.spec, 99), run_id)
     if answer.code != "ok":
         raise Broken(f"the owner's own job was refused: {answer}")
-    await scene.cancel(scene.beside.owner, run_id)
+    await scene.cancel(scene.honest_client.owner, run_id)
     return run_id
 
 
 # ---- members that speak for themselves
 
-Say = Callable[[pb.ToPeer], "pb.FromPeer | None"]
+ReplyTo = Callable[[pb.ToPeer], "pb.FromPeer | None"]
 
 
 class Member:
@@ -200,32 +202,32 @@ class Member:
     """
 
     def __init__(self, call: Call) -> None:
-        self.heard: list[pb.ToPeer] = []
+        self.messages: list[pb.ToPeer] = []
         self._call = call
         self._changed = asyncio.Condition()
 
-    async def hear(self, say: Say) -> None:
+    async def receive(self, reply_to: ReplyTo) -> None:
         """Hear the coordinator, and answer, to the end."""
-        while (data := await self._call.hear()) is not None:
+        while (data := await self._call.receive()) is not None:
             message = pb.ToPeer.FromString(data)
             async with self._changed:
-                self.heard.append(message)
+                self.messages.append(message)
                 self._changed.notify_all()
-            said = say(message)
-            if said is not None:
-                await self._call.say(said)
+            reply = reply_to(message)
+            if reply is not None:
+                await self._call.send(reply)
 
     async def live(self) -> None:
         """Say that it is there, for ever."""
         while True:
-            await self._call.say(pb.FromPeer(alive=pb.PeerAlive()))
+            await self._call.send(pb.FromPeer(alive=pb.PeerAlive()))
             await asyncio.sleep(ALIVE_S)
 
-    async def told(self, kind: str) -> pb.ToPeer:
+    async def wait_for(self, kind: str) -> pb.ToPeer:
         """The first message of this kind, once it came."""
 
         def found() -> pb.ToPeer | None:
-            return next((m for m in self.heard if m.WhichOneof("body") == kind), None)
+            return next((m for m in self.messages if m.WhichOneof("body") == kind), None)
 
         async with self._changed:
             await self._changed.wait_for(lambda: found() is not None)
@@ -237,22 +239,25 @@ class Member:
 
 @asynccontextmanager
 async def joined(
-    scene: Scene, who: Identity, layers: tuple[int, int], say: Say = lambda _: None
+    scene: Scene, identity: Identity, layers: tuple[int, int], reply_to: ReplyTo = lambda _: None
 ) -> AsyncIterator[Member]:
     """A member that offers these layers, serves no port, and answers as it likes."""
-    async with joined_at(scene.victim.coordinator, who, layers, say) as member:
+    async with joined_at(scene.victim.coordinator, identity, layers, reply_to) as member:
         yield member
 
 
 @asynccontextmanager
 async def joined_at(
-    coordinator: Target, who: Identity, layers: tuple[int, int], say: Say = lambda _: None
+    coordinator: Target,
+    identity: Identity,
+    layers: tuple[int, int],
+    reply_to: ReplyTo = lambda _: None,
 ) -> AsyncIterator[Member]:
-    """As `joined`, at any coordinator."""
-    async with calling(coordinator, COORDINATOR + "Join", who) as call:
-        await call.say(pb.FromPeer(hello=hello_of(who.name, layers)))
+    """Join like `joined`, at any coordinator."""
+    async with calling(coordinator, COORDINATOR + "Join", identity) as call:
+        await call.send(pb.FromPeer(hello=hello_of(identity.name, layers)))
         member = Member(call)
-        tasks = [asyncio.create_task(member.hear(say)), asyncio.create_task(member.live())]
+        tasks = [asyncio.create_task(member.receive(reply_to)), asyncio.create_task(member.live())]
         try:
             yield member
         finally:
@@ -262,7 +267,7 @@ async def joined_at(
 
 
 def hello_of(name: str, layers: tuple[int, int]) -> pb.PeerHello:
-    """What a peer says first."""
+    """Return a peer's first message."""
     return pb.PeerHello(
         peer_id=name,
         endpoint="127.0.0.1:1",

@@ -15,7 +15,7 @@ from tests.hostile.scene import Scene, opened
 
 CELL_S = 150.0
 """How long a cell may take, on a machine that others keep busy too."""
-BESIDE = "runs-beside-as-the-quiet-one"
+HONEST_RUNS = "runs-beside-as-the-quiet-one"
 """The cell of all honest runs together."""
 
 Change = Callable[[], AbstractContextManager[object]]
@@ -27,7 +27,7 @@ def names() -> tuple[str, ...]:
 
 
 async def one(scene: Scene, name: str) -> Outcome:
-    """What comes of a cell."""
+    """Run a cell and return its outcome."""
     began_s = time.monotonic()
     problem = ""
     try:
@@ -58,7 +58,7 @@ async def run_cells(cells: Sequence[str], work_dir: Path) -> AsyncGenerator[Outc
                 yield await one(scene, remaining.pop(0))
             if scene.is_whole:
                 try:
-                    num_runs += await scene.beside.concluded()
+                    num_runs += await scene.honest_client.concluded()
                 except Exception as error:  # noqa: BLE001 - it is the runs' outcome
                     problem = f"{type(error).__name__}: {error}"
             else:
@@ -66,7 +66,7 @@ async def run_cells(cells: Sequence[str], work_dir: Path) -> AsyncGenerator[Outc
     if not problem and num_runs < 2:
         problem = "no run ended beside the attacks"
     seconds = time.monotonic() - began_s
-    yield Outcome(cell=BESIDE, problem=problem, seconds=seconds)
+    yield Outcome(cell=HONEST_RUNS, problem=problem, seconds=seconds)
 
 
 @asynccontextmanager
@@ -93,10 +93,10 @@ async def attack_for(
             yield await one(scene, remaining.pop())
             num_cells += 1
         try:
-            await scene.beside.concluded()
+            await scene.honest_client.concluded()
         except Exception as error:  # noqa: BLE001 - it is the runs' outcome
             problem = f"{type(error).__name__}: {error}"
-        yield Outcome(cell=BESIDE, problem=problem, seconds=time.monotonic() - began_s)
+        yield Outcome(cell=HONEST_RUNS, problem=problem, seconds=time.monotonic() - began_s)
 
 
 async def first_red(scene: Scene, cells: Sequence[str], change: Change = nullcontext) -> str:

@@ -18,7 +18,7 @@ from tests.hostile.attacker import (
     SNAPSHOTS,
     Answer,
     Target,
-    ask,
+    exchange,
 )
 from tests.hostile.callers import Kind
 from tests.hostile.job import spec_message
@@ -27,7 +27,7 @@ from tests.hostile.scene import Broken, Scene
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """How a call has to end.
+    """The required end of a call.
 
     Attributes:
         code: see `Answer`.
@@ -87,8 +87,9 @@ def _all(kinds: tuple[Kind, ...], expected: Expected) -> Row:
 
 
 async def _at_coordinator(scene: Scene, kind: Kind, method: str, *messages: object) -> Answer:
-    who = scene.callers[kind]
-    return await ask(scene.victim.coordinator, COORDINATOR + method, who, *messages, limit=1)  # type: ignore[arg-type]
+    caller = scene.callers[kind]
+    coordinator, path = scene.victim.coordinator, COORDINATOR + method
+    return await exchange(coordinator, path, caller, *messages, limit=1)  # type: ignore[arg-type]
 
 
 async def _enrol(scene: Scene, kind: Kind) -> Answer:
@@ -103,11 +104,11 @@ async def _join(scene: Scene, kind: Kind) -> Answer:
 
 async def _submit(scene: Scene, kind: Kind) -> Answer:
     """The job that runs already, under its name; a member could know both."""
-    return await scene.submit(kind, scene.beside.job.spec, scene.beside.run_id)
+    return await scene.submit(kind, scene.honest_client.job.spec, scene.honest_client.run_id)
 
 
 async def _watch(scene: Scene, kind: Kind) -> Answer:
-    request = pb.WatchRequest(run_id=scene.beside.run_id, protocol_version=PROTOCOL_VERSION)
+    request = pb.WatchRequest(run_id=scene.honest_client.run_id, protocol_version=PROTOCOL_VERSION)
     answer = await _at_coordinator(scene, kind, "Watch", request)
     for reply in answer.replies:
         pb.RunEvent.FromString(reply)
@@ -115,13 +116,13 @@ async def _watch(scene: Scene, kind: Kind) -> Answer:
 
 
 async def _cancel(scene: Scene, kind: Kind) -> Answer:
-    run_id = scene.spare_run if kind is Kind.OWNER else scene.beside.run_id
+    run_id = scene.spare_run if kind is Kind.OWNER else scene.honest_client.run_id
     request = pb.CancelRequest(run_id=run_id, protocol_version=PROTOCOL_VERSION)
     return await _at_coordinator(scene, kind, "Cancel", request)
 
 
 async def _collected(scene: Scene, kind: Kind) -> Answer:
-    run_id = scene.spare_run if kind is Kind.OWNER else scene.beside.run_id
+    run_id = scene.spare_run if kind is Kind.OWNER else scene.honest_client.run_id
     request = pb.CollectedRequest(run_id=run_id, protocol_version=PROTOCOL_VERSION)
     return await _at_coordinator(scene, kind, "Collected", request)
 
@@ -146,12 +147,14 @@ async def _events(scene: Scene, kind: Kind) -> Answer:
 
 async def _introduce(scene: Scene, kind: Kind) -> Answer:
     # Where it is reached, first; it is told of relays, and named to nobody.
-    here = meeting_pb2.Reachable(endpoints=["192.0.2.1:9"], protocol_version=PROTOCOL_VERSION)
-    return await _at_coordinator(scene, kind, "Introduce", meeting_pb2.FromMember(reachable=here))
+    reachable = meeting_pb2.Reachable(endpoints=["192.0.2.1:9"], protocol_version=PROTOCOL_VERSION)
+    return await _at_coordinator(
+        scene, kind, "Introduce", meeting_pb2.FromMember(reachable=reachable)
+    )
 
 
 async def _place(scene: Scene, kind: Kind) -> Answer:
-    spec = spec_message(scene.beside.job.spec)
+    spec = spec_message(scene.honest_client.job.spec)
     request = pb.PlaceRequest(spec=spec, protocol_version=PROTOCOL_VERSION)
     return await _at_coordinator(scene, kind, "Place", request)
 
@@ -163,10 +166,10 @@ async def _measure_link(scene: Scene, kind: Kind) -> Answer:
 
 async def _relay(scene: Scene, kind: Kind) -> Answer:
     # Where it says that it is; nobody is sent there, for it says no more.
-    here = meeting_pb2.RelayHello(
+    hello = meeting_pb2.RelayHello(
         endpoint="127.0.0.1:9", probe_endpoint="127.0.0.1:9", protocol_version=PROTOCOL_VERSION
     )
-    return await _at_coordinator(scene, kind, "Relay", meeting_pb2.FromRelay(hello=here))
+    return await _at_coordinator(scene, kind, "Relay", meeting_pb2.FromRelay(hello=hello))
 
 
 def check_details(scene: Scene, found: pb.SwarmStatus, *, is_owner: bool) -> None:
@@ -176,14 +179,14 @@ def check_details(scene: Scene, found: pb.SwarmStatus, *, is_owner: bool) -> Non
         Broken: not so.
     """
     shown = found.SerializeToString()
-    if not is_owner and scene.beside.job.spec.model.reference.encode() in shown:
+    if not is_owner and scene.honest_client.job.spec.model.reference.encode() in shown:
         raise Broken("the path of the owner's model is shown")
     if not found.runs:
         raise Broken("no run is shown at all")
     for run in found.runs:
-        is_told = run.is_own or any(run.spec_digest) or any(s.endpoint for s in run.assignments)
-        if run.run_id.startswith("run-") and is_told != is_owner:
-            raise Broken(f"run {run.run_id}: {'details' if is_told else 'no details'} are told")
+        is_detailed = run.is_own or any(run.spec_digest) or any(s.endpoint for s in run.assignments)
+        if run.run_id.startswith("run-") and is_detailed != is_owner:
+            raise Broken(f"run {run.run_id}: {'details' if is_detailed else 'no details'} are told")
 
 
 # ---- calls at a peer
@@ -195,44 +198,48 @@ def _callee(scene: Scene, kind: Kind) -> Target:
 
 
 async def _link(scene: Scene, kind: Kind) -> Answer:
-    who, callee = scene.callers[kind], _callee(scene, kind)
+    caller, callee = scene.callers[kind], _callee(scene, kind)
     hello = link_pb2.LinkHello(
-        peer_id=who.name if who else "somebody",
+        peer_id=caller.name if caller else "somebody",
         to=callee.name,
         run_id="run",
         protocol_version=PROTOCOL_VERSION,
     )
-    return await ask(callee, PEER + "Link", who, link_pb2.LinkMessage(hello=hello), limit=1)
+    return await exchange(callee, PEER + "Link", caller, link_pb2.LinkMessage(hello=hello), limit=1)
 
 
 async def _generate(scene: Scene, kind: Kind) -> Answer:
-    async with scene.beside.finished() as status:
+    async with scene.honest_client.finished() as status:
         begin = generation_pb2.BeginText(
             name=result_name(status.run_id, status.committed_steps),
             max_tokens=1,
             protocol_version=PROTOCOL_VERSION,
         )
         one = generation_pb2.TextActivation(
-            values=bytes(4 * scene.beside.job.spec.model.hidden_size)
+            values=bytes(4 * scene.honest_client.job.spec.model.hidden_size)
         )
-        said = (
+        messages = (
             generation_pb2.ToStage(begin_text=begin),
             generation_pb2.ToStage(text_activation=one),
         )
-        return await ask(_middle(scene), PEER + "Generate", scene.callers[kind], *said, limit=1)
+        return await exchange(
+            _middle(scene), PEER + "Generate", scene.callers[kind], *messages, limit=1
+        )
 
 
 async def _list_chunks(scene: Scene, kind: Kind) -> Answer:
-    async with scene.beside.finished() as status:
-        who, name = scene.callers[kind], result_name(status.run_id, status.committed_steps)
-        return await ask(_middle(scene), SNAPSHOTS + "ListChunks", who, name)
+    async with scene.honest_client.finished() as status:
+        caller, name = scene.callers[kind], result_name(status.run_id, status.committed_steps)
+        return await exchange(_middle(scene), SNAPSHOTS + "ListChunks", caller, name)
 
 
 async def _fetch_chunks(scene: Scene, kind: Kind) -> Answer:
-    async with scene.beside.finished() as status:
+    async with scene.honest_client.finished() as status:
         name = result_name(status.run_id, status.committed_steps)
         request = snapshot_pb2.FetchRequest(name=name, first_chunk=0, num_chunks=1)
-        return await ask(_middle(scene), SNAPSHOTS + "FetchChunks", scene.callers[kind], request)
+        return await exchange(
+            _middle(scene), SNAPSHOTS + "FetchChunks", scene.callers[kind], request
+        )
 
 
 def _middle(scene: Scene) -> Target:
@@ -286,7 +293,7 @@ TABLE = (
 
 
 def names() -> Iterator[str]:
-    """Of all cells of the table, `METHOD:CALLER`."""
+    """Yield the names of all cells of the table, `METHOD:CALLER`."""
     for cells in TABLE:
         for kind in Kind:
             yield f"{cells.method}:{kind}"

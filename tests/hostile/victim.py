@@ -123,7 +123,7 @@ class Victim:
     # ---- who comes in
 
     async def invite(self, role: Role, grant: Grant = ALL) -> Invite:
-        """What the swarm's owner gives somebody."""
+        """Make an invitation, as the swarm's owner does."""
         until = datetime.now(UTC) + timedelta(days=1)
         addresses, fingerprint = (self.coordinator.endpoint,), self.authority.fingerprint
         invite = self.registry.invite(fingerprint, addresses, role, 1, until, grant)
@@ -136,9 +136,9 @@ class Victim:
         """Somebody who was invited, and came in as everybody does; it calls all peers."""
         below = self.peers[0].target.name if self.peers else "~"
         invite = await self.invite(role, grant)
-        who = newcomer(invite, key or low_key(below), self.certificate)
+        newcomer_identity = newcomer(invite, key or low_key(below), self.certificate)
         while True:
-            answer, identity = await enrol(self.coordinator, who)
+            answer, identity = await enrol(self.coordinator, newcomer_identity)
             if identity is not None:
                 return identity
             if answer.code != "busy":  # as all who come from here together are told
@@ -155,7 +155,7 @@ class Victim:
         return Identity(key, issued, self.certificate)
 
     def revoke(self, name: str) -> None:
-        """What the swarm's owner does; heeded soon."""
+        """Revoke a key, as the swarm's owner does; it takes effect soon."""
         self.registry.revoke(name)
 
     # ---- honest peers, and those of their owners' own making

@@ -23,7 +23,7 @@ from tests.local_swarm import LocalSwarm
 
 LAYERS = ["0-2", "2-4", "4-6"]
 NUM_STEPS, EVERY = 10, 2
-ASKED = 0.01
+QUALITY = 0.01
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,8 @@ def measured_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def job(make_job: MakeJob) -> Job:
-    """On samples of different lengths, some of which are held out."""
-    return make_job(num_samples=8, num_steps=NUM_STEPS, quality=ASKED).ragged()
+    """Make a job with samples of different lengths, some of which are held out."""
+    return make_job(num_samples=8, num_steps=NUM_STEPS, quality=QUALITY).ragged()
 
 
 def final_losses(events: Iterable[RunEvent]) -> list[float]:
@@ -79,22 +79,23 @@ async def assert_ends_as(
 
 
 @pytest.mark.parametrize("changes", [{}, {"adapter": Adapter.LORA, "lora_r": 4}])
+@pytest.mark.thorough
 async def test_the_codec_follows_what_is_measured(
     make_job: MakeJob, quiet_events: QuietEvents, changes: dict[str, Any]
 ) -> None:
-    job = make_job(num_samples=8, num_steps=NUM_STEPS, quality=ASKED, **changes).ragged()
+    job = make_job(num_samples=8, num_steps=NUM_STEPS, quality=QUALITY, **changes).ragged()
     adapts = bool(changes)
     events = await quiet_events(job, LAYERS)
     status = last_status(events)
     assert status.phase is RunPhase.FINISHED
     assert status.quality is not None
-    assert status.quality.asked == ASKED
+    assert status.quality.asked == QUALITY
     assert status.quality.num_measured == num_measured(NUM_STEPS) > 1
     assert status.codecs, "one measurement at least was not what was foretold"
-    backward = Prices.of(adapts=adapts).backward_codec(ASKED)
+    backward = Prices.of(adapts=adapts).backward_codec(QUALITY)
     assert {change.codecs.backward for change in status.codecs} == {backward}
     assert all(change.first_step % EVERY == 1 for change in status.codecs), "once it was measured"
-    first = QualityControl.of(ASKED, adapts=adapts).step_size
+    first = QualityControl.of(QUALITY, adapts=adapts).step_size
     assert status.codecs[0].codecs.forward != f"aqk{first:g}"
     sent = evaluation_bytes(events)
     assert all((sent[step] > 0) == measures_at(step) for step in range(NUM_STEPS))
@@ -102,6 +103,7 @@ async def test_the_codec_follows_what_is_measured(
 
 
 @pytest.mark.parametrize("after", [1, 2, 5])
+@pytest.mark.thorough
 async def test_whoever_dies_what_is_measured_is_the_same(
     job: Job,
     quiet_events: QuietEvents,
@@ -124,9 +126,9 @@ async def test_whoever_dies_what_is_measured_is_the_same(
 async def test_shadows_change_nothing_but_what_is_sent(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If nothing follows from them, losses and evaluations are those of a run without any."""
+    """A run that ignores its shadows has the losses and evaluations of a run without any."""
     job = make_job(
-        num_samples=8, num_eval_samples=3, num_steps=NUM_STEPS, eval_steps=3, quality=ASKED
+        num_samples=8, num_eval_samples=3, num_steps=NUM_STEPS, eval_steps=3, quality=QUALITY
     )
     monkeypatch.setattr(QualityControl, "with_measurement", lambda self, _excess: self)
     measured = await quiet_run(job, tmp_path / "measured")

@@ -62,6 +62,7 @@ class Both:
         return events
 
 
+@pytest.mark.thorough
 async def test_two_owners_runs_train_at_the_same_time_on_the_same_peers(
     jobs: tuple[Job, Job], quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
@@ -93,8 +94,8 @@ async def test_two_owners_runs_train_at_the_same_time_on_the_same_peers(
 
 def swarm_names(events: list[RunEvent]) -> set[PeerId]:
     """All that ever had a part in a run."""
-    told = (event for event in events if isinstance(event, RunStatus))
-    return {stage.peer_id for status in told for stage in status.assignments}
+    statuses = (event for event in events if isinstance(event, RunStatus))
+    return {stage.peer_id for status in statuses for stage in status.assignments}
 
 
 async def test_a_peer_that_dies_is_replaced_in_both_runs(

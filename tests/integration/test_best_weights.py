@@ -80,11 +80,12 @@ async def assert_has_the_best(
     best = last_of(events).steps_in_result
     _, model = plain_loop(job, untie=True, steps=0)
     model.load_state_dict(weights)
-    told = {one.step: one.eval_loss for one in evaluations_of(events)}
-    assert held_out_loss(model, job) == pytest.approx(told[best], rel=1e-6)
+    losses = {one.step: one.eval_loss for one in evaluations_of(events)}
+    assert held_out_loss(model, job) == pytest.approx(losses[best], rel=1e-6)
 
 
 @pytest.mark.parametrize("layers", [["0-6"], ["0-2", "2-4", "4-6"], ["0-3", "3-6", "3-6"]])
+@pytest.mark.thorough
 async def test_a_swarm_stops_and_gives_the_weights_that_were_the_best(
     job: Job, loop_loss: LoopLoss, tmp_path: Path, layers: list[str]
 ) -> None:
@@ -92,13 +93,13 @@ async def test_a_swarm_stops_and_gives_the_weights_that_were_the_best(
         events = await swarm.train(job.spec, job.samples)
         assert_ended_with_the_best(events, job, loop_loss)
         await assert_has_the_best(swarm, events, job, tmp_path / "shards")
-        told_again = await swarm.watch()
-        assert evaluations_of(told_again) == evaluations_of(events)
-        assert last_of(told_again) == last_of(events)
+        repeated = await swarm.watch()
+        assert evaluations_of(repeated) == evaluations_of(events)
+        assert last_of(repeated) == last_of(events)
         status = last_of(events)
         store = SnapshotStore(str(tmp_path / "snapshots"))
-        kept = [one.step for one in store.list_snapshots(status.run_id, job.spec.digest())]
-        assert kept == [status.steps_in_result, status.committed_steps]
+        steps = [one.step for one in store.list_snapshots(status.run_id, job.spec.digest())]
+        assert steps == [status.steps_in_result, status.committed_steps]
 
 
 @pytest.mark.parametrize("moment", [1, 8, 10])

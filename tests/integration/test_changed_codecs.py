@@ -30,7 +30,7 @@ LESS, PLAIN = Codecs("aq2", "q2+z+ef"), Codecs("q2+z", "q2")
 
 @pytest.fixture
 def job(make_job: MakeJob) -> Job:
-    """On samples of different lengths, of which prompts are only read."""
+    """Make a job with samples of different lengths, whose prompts are only read."""
     return make_job(
         num_samples=8, num_steps=NUM_STEPS, forward_codec="aq4+z", backward_codec="q4+ef"
     ).ragged()
@@ -109,6 +109,7 @@ async def watched(
     return events
 
 
+@pytest.mark.thorough
 async def test_the_owner_changes_codecs_while_it_trains(
     job: Job, quiet_losses: QuietLosses, tmp_path: Path
 ) -> None:
@@ -116,12 +117,12 @@ async def test_the_owner_changes_codecs_while_it_trains(
         await swarm.all_joined()
         run_id = (await swarm.client.submit(job.spec, job.samples)).run_id
 
-        async def ask() -> None:
+        async def steer() -> None:
             with pytest.raises(BadCodec, match="--fw: codec 'q4': expected a delta codec"):
                 swarm.service.change_codecs(run_id, forward="q4")
             swarm.service.change_codecs(run_id, LESS.forward, LESS.backward)
 
-        events = await watched(swarm, run_id, 2, ask)
+        events = await watched(swarm, run_id, 2, steer)
         with pytest.raises(OutOfTurn, match="is over"):
             swarm.service.change_codecs(run_id, forward="aq3")
         with pytest.raises(NotFound, match="not known"):
@@ -177,10 +178,11 @@ async def test_a_coordinator_that_is_killed_knows_the_codecs_of_the_step_under_w
 
 
 @pytest.mark.parametrize("after", [CHANGE_AT - 1, CHANGE_AT])
+@pytest.mark.thorough
 async def test_a_replica_that_dies_in_a_step_changes_no_bit_of_it(
     plain_job: Job, quiet_losses: QuietLosses, tmp_path: Path, after: int
 ) -> None:
-    """What the others had done of the step stays done, and goes to who takes over as it was."""
+    """The finished parts of the step stay finished, and go to the successor as they were."""
     quiet = await quiet_losses(plain_job, change(PLAIN))
     layers = ["0-2", "2-4", "2-4", "4-6", "4-6"]
     async with changing(plain_job, tmp_path / "swarm", change(PLAIN), layers) as (swarm, run_id):

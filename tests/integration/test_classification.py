@@ -1,4 +1,4 @@
-"""From a TSV of sentences and classes to a classifier that transformers loads, by a swarm."""
+"""A swarm turns a TSV of sentences and classes into a classifier that transformers loads."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ DEBERTA = DebertaV2Config(
 
 
 def save_encoder(config: PretrainedConfig, model_dir: Path) -> None:
-    """In the place of a decoder, whose tokenizer it keeps."""
+    """Save an encoder in the place of a decoder, whose tokenizer stays."""
     torch.manual_seed(4)
     AutoModelForMaskedLM.from_config(config).save_pretrained(model_dir)
 
@@ -115,11 +115,11 @@ async def test_a_swarm_learns_classes_of_a_tsv(
             **more,
         ),
     )
-    told: list[str] = []
-    job = prepare_job(options, Listener(on_line=told.append))
+    lines: list[str] = []
+    job = prepare_job(options, Listener(on_line=lines.append))
     assert job.spec.train.labels == ("no", "yes")
-    assert any("its class is 'mark'; not used: 'id'" in line for line in told)
-    assert "24 documents, 24 samples of up to 24 tokens; classes no 33.3%, yes 66.7%" in told[-1]
+    assert any("its class is 'mark'; not used: 'id'" in line for line in lines)
+    assert "24 documents, 24 samples of up to 24 tokens; classes no 33.3%, yes 66.7%" in lines[-1]
     progress = Quiet(job.spec.train)
     progress.lines = []
     async with LocalSwarm(tmp_path, layers) as swarm:

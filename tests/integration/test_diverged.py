@@ -46,6 +46,7 @@ def bad(make_job: MakeJob) -> Job:
     return make_job(num_samples=8, num_steps=24, **fields)
 
 
+@pytest.mark.thorough
 async def test_a_run_that_diverges_ends_and_leaves_its_peers_to_another_owners_run(
     good: Job, bad: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
@@ -71,7 +72,7 @@ async def test_a_run_that_diverges_ends_and_leaves_its_peers_to_another_owners_r
         failed = last_status(await watching[0])
         took_s = asyncio.get_running_loop().time() - began_s
         events = await watching[1]
-        told = (await swarm.client.status()).members
+        listed = (await swarm.client.status()).members
     assert failed.phase is RunPhase.FAILED
     assert took_s < ENDS_WITHIN_S
     assert f"step {failed.committed_steps}" in failed.detail
@@ -80,7 +81,7 @@ async def test_a_run_that_diverges_ends_and_leaves_its_peers_to_another_owners_r
     assert "Lower --lr" in failed.detail
     assert last_status(events).phase is RunPhase.FINISHED
     assert losses(events) == quiet
-    assert not any("suspended" in member.idle for member in told)
+    assert not any("suspended" in member.idle for member in listed)
 
 
 async def events_of(client: SwarmClient, run: RunStatus) -> list[RunEvent]:

@@ -1,4 +1,4 @@
-"""From an invitation to a link between members, over real gRPC and TLS."""
+"""Enrolment: an invitation becomes a link between members, over real gRPC and TLS."""
 
 import asyncio
 import time
@@ -91,7 +91,7 @@ async def status(stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
     await stream.send(SwarmStatus(members=(), runs=()))
 
 
-async def ask(membership: Membership) -> None:
+async def exchange_once(membership: Membership) -> None:
     transport = GrpcTransport(GrpcOptions(credentials=membership.credentials))
     channel = transport.connect(membership.coordinator, COORDINATOR_NAME)
     try:
@@ -107,7 +107,7 @@ async def test_one_word_makes_a_member(tmp_path: Path) -> None:
         assert membership.name == name_of(key.public_key())
         assert membership.initial_peers == ("/ip4/203.0.113.7/tcp/1/p2p/x",)
         assert membership.dht_prefix == "a-swarm"
-        await ask(membership)
+        await exchange_once(membership)
 
 
 async def test_an_invitation_is_good_as_soon_as_it_is_made(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_an_invitation_is_good_as_soon_as_it_is_made(tmp_path: Path) -> No
         place = office.authority.fingerprint, (office.endpoint,)
         invite = owners.invite(*place, Role.PEER, 1, expires)
         owners.close()
-        await ask(await enrol(invite, new_key()))  # nobody called refresh()
+        await exchange_once(await enrol(invite, new_key()))  # nobody called refresh()
 
 
 async def test_a_flood_of_strangers_does_not_have_the_registry_read_each_time(
@@ -217,7 +217,7 @@ async def test_another_swarms_coordinator_is_not_joined(tmp_path: Path) -> None:
 async def test_a_machine_in_the_middle_with_the_authoritys_certificate_is_refused(
     tmp_path: Path,
 ) -> None:
-    """Whoever shows the right authority, and has not the key of a certificate by it, is nobody."""
+    """A server with the right authority's certificate but not its key is refused."""
     async with office_in(tmp_path / "one") as one, office_in(tmp_path / "other") as other:
         other.enrolment.credentials.authority = one.authority.certificate
         other.enrolment.credentials.renew(other.authority.coordinator()[1])  # or it shows as before
@@ -255,11 +255,11 @@ async def test_who_does_not_speak_tls_is_no_coordinator() -> None:
 async def test_a_member_whose_key_is_revoked_gets_through_no_more(tmp_path: Path) -> None:
     async with office_in(tmp_path / "keys") as office:
         membership = await enrol(await office.invite(), new_key())
-        await ask(membership)
+        await exchange_once(membership)
         office.registry.revoke(membership.name)
         await office.enrolment.refresh()
         with pytest.raises(NotAllowed, match="revoked"):
-            await ask(membership)
+            await exchange_once(membership)
 
 
 async def test_a_certificate_is_renewed_before_it_ends(tmp_path: Path) -> None:
@@ -278,14 +278,14 @@ async def test_a_certificate_is_renewed_before_it_ends(tmp_path: Path) -> None:
         await credentials.renewed.wait()
         renewing.cancel()
         assert credentials.certificate.not_valid_after_utc > old.not_valid_after_utc
-        await ask(replace(membership, credentials=credentials))
+        await exchange_once(replace(membership, credentials=credentials))
 
 
 async def test_the_coordinator_heeds_its_owner_and_its_own_certificate(tmp_path: Path) -> None:
     async with office_in(tmp_path / "keys") as office:
         running = asyncio.create_task(office.enrolment.run())
         membership = await enrol(await office.invite(), new_key())
-        await ask(membership)
+        await exchange_once(membership)
         office.registry.close()
         with pytest.raises(JournalError):
             await running
@@ -299,8 +299,8 @@ async def test_the_coordinators_key_is_rotated_while_it_runs(tmp_path: Path) -> 
         office.registry.note_rotation()
         await office.enrolment.refresh()
         assert office.enrolment.credentials.certificate.public_key() != before.public_key()
-        await ask(membership)
-        await ask(await enrol(await office.invite(), new_key()))
+        await exchange_once(membership)
+        await exchange_once(await enrol(await office.invite(), new_key()))
 
 
 async def test_with_another_authority_nobody_is_a_member_until_invited_again(
@@ -315,15 +315,15 @@ async def test_with_another_authority_nobody_is_a_member_until_invited_again(
         assert office.registry.void_all() == (1, 1)
         await office.enrolment.refresh()
         with pytest.raises(NotAllowed, match=r"authority was replaced.* ask for a new invitation"):
-            await ask(membership)
+            await exchange_once(membership)
     async with office_in(tmp_path / "keys") as office:
         with pytest.raises(Unavailable):
-            await ask(replace(membership, coordinator=office.endpoint))
+            await exchange_once(replace(membership, coordinator=office.endpoint))
         with pytest.raises(BadInvite, match="replaced; ask for a new invitation"):
             await enrol(replace(unused, addresses=(office.endpoint,)), new_key())
         again = await enrol(await office.invite(), key)
         assert again.name == membership.name, "runs and buffers are its own as before"
-        await ask(again)
+        await exchange_once(again)
         assert isinstance(await refusal(await office.invite(), revoked), NotAllowed)
 
 
@@ -333,7 +333,7 @@ async def test_keys_that_cannot_be_read_just_now_stay_as_they_are(tmp_path: Path
         (tmp_path / "keys" / "authority.pem").rename(tmp_path / "elsewhere")
         office.registry.note_rotation()
         await office.enrolment.refresh()
-        await ask(membership)
+        await exchange_once(membership)
 
 
 class Noting(Credentials):
@@ -361,7 +361,7 @@ async def test_a_member_was_seen_when_it_was_last_heard(tmp_path: Path) -> None:
         enrolled = [await enrol(await office.invite(Role.CLIENT), new_key()) for _ in range(2)]
         long_ago = datetime(2026, 1, 1, tzinfo=UTC)
         registry.note_seen([one.name for one in enrolled], long_ago)
-        await ask(enrolled[0])
+        await exchange_once(enrolled[0])
         await enrolment.note_seen()
         seen = {member.name: member.seen_unix_s for member in registry.members()}
     finally:

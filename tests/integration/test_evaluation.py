@@ -33,12 +33,12 @@ def evaluations_of(events: Iterable[RunEvent]) -> list[Evaluated]:
 
 
 def sent_for(events: Iterable[RunEvent]) -> list[ByteCounts]:
-    """What was sent to train, in each step."""
+    """Return the bytes that each step sent to train."""
     return [event.sent for event in events if isinstance(event, StepCommitted)]
 
 
 def held_out_loss(model: Any, job: Job) -> float:
-    """Of the whole model, in one process."""
+    """Return the held-out loss of the whole model, in one process."""
     tokens = job.tokens[job.spec.train.num_samples :]
     with torch.no_grad():
         logits = model.eval()(input_ids=tokens).logits[:, :-1]
@@ -53,11 +53,11 @@ async def test_every_evaluation_is_that_of_the_whole_model(
     async with LocalSwarm(tmp_path, layers) as swarm:
         events = await swarm.train(job.spec, job.samples)
         weights = await exported_weights(swarm, events, tmp_path / "shards")
-        told_again = await swarm.watch()
+        repeated = await swarm.watch()
     found = evaluations_of(events)
     assert [one.step for one in found] == [0, 2, 4, 5]
     assert {one.num_samples for one in found} == {HELD_OUT}
-    assert evaluations_of(told_again) == found
+    assert evaluations_of(repeated) == found
     _, model = plain_loop(job, untie=True, steps=0)
     assert found[0].eval_loss == pytest.approx(held_out_loss(model, job), rel=1e-6)
     model.load_state_dict(weights)

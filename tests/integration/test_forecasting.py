@@ -18,7 +18,7 @@ from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.protocol.spec.run_spec import TrainOptions
 from tests.local_swarm import LocalSwarm
 
-HERE = Machine(
+THIS_MACHINE = Machine(
     flops_per_s=1e10, up_bytes_per_s=1e9, down_bytes_per_s=1e9, cores=2.0, host="this machine"
 )
 LAYERS = {"a": "0-1", "b": "1-2"}
@@ -43,7 +43,7 @@ async def test_a_run_that_is_found_again_has_a_forecast_that_its_steps_narrowed(
 ) -> None:
     async with LocalSwarm(tmp_path, ()) as swarm:
         for name, layers in LAYERS.items():
-            await swarm.add_peer(PeerId(name), layers, machine=HERE)
+            await swarm.add_peer(PeerId(name), layers, machine=THIS_MACHINE)
         await swarm.all_joined()
         run = await _submitted(swarm, options_for(tmp_path))
         first = run.forecast

@@ -58,7 +58,7 @@ WANTED = GenerationRequest(prompt=PROMPT, max_new_tokens=NEW_TOKENS)
 LORA: dict[str, Any] = {"adapter": Adapter.LORA, "lora_r": 4, "lora_alpha": 64}
 
 
-def silent(_told: object) -> None:
+def silent(_trouble: object) -> None:
     pass
 
 
@@ -70,7 +70,7 @@ async def finished(swarm: LocalSwarm, job: Job) -> RunStatus:
 
 
 async def result_of(swarm: LocalSwarm, status: RunStatus, folder: Path) -> Path:
-    """What a client would export; the peers keep what they have."""
+    """Export the result as a client would; the peers keep theirs."""
     spec, (shards, out) = status.spec, (folder / "shards", folder / "out")
     await asyncio.to_thread(shards.mkdir)
     fetched = await swarm.client.fetch_shards(status, shards)
@@ -108,14 +108,15 @@ async def test_a_trained_swarm_generates_what_its_result_does(
 ) -> None:
     job = make_job(model, **changes)
     async with LocalSwarm(tmp_path, layers) as swarm:
-        status, told = await finished(swarm, job), list[int]()
-        found = await generate(swarm.client, status, WANTED, told.append, pytest.fail)
+        status, tokens = await finished(swarm, job), list[int]()
+        found = await generate(swarm.client, status, WANTED, tokens.append, pytest.fail)
         out = await result_of(swarm, status, tmp_path)
-    assert found == told == await asyncio.to_thread(of_transformers, out)
+    assert found == tokens == await asyncio.to_thread(of_transformers, out)
     if model == "llama":  # a tied model says one word for ever
         assert len(set(found)) > 1
 
 
+@pytest.mark.thorough
 async def test_a_text_is_longer_than_samples_and_ends_where_it_is_told_to(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -142,13 +143,13 @@ async def test_a_text_goes_on_at_another_replica_when_a_peer_dies(
     async with LocalSwarm(tmp_path, ["0-2", "2-5", "2-5", "5-6"]) as swarm:
         status = await finished(swarm, job)
         quiet = await generate(swarm.client, status, wanted, silent, pytest.fail)
-        told, troubles = list[int](), list[str]()
+        tokens, troubles = list[int](), list[str]()
         first = next(r.peer_id for r in status.results if r.peer_id in ("peer-1", "peer-2"))
 
-        async with dying_after(swarm, first, told) as hear:
-            found = await generate(swarm.client, status, wanted, hear, troubles.append)
+        async with dying_after(swarm, first, tokens) as on_token:
+            found = await generate(swarm.client, status, wanted, on_token, troubles.append)
         other = "peer-2" if first == "peer-1" else "peer-1"
-        assert found == told == quiet
+        assert found == tokens == quiet
         (trouble,) = troubles
         assert trouble.startswith(f"layers 2-5: peer {first}: ")
 
@@ -160,21 +161,22 @@ async def test_a_text_goes_on_at_another_replica_when_a_peer_dies(
 
 @asynccontextmanager
 async def dying_after(
-    swarm: LocalSwarm, peer: PeerId, told: list[int]
+    swarm: LocalSwarm, peer: PeerId, tokens: list[int]
 ) -> AsyncIterator[Callable[[int], None]]:
-    """What hears tokens, and has the peer die in the middle of the text."""
+    """Yield a callback for tokens that kills the peer in the middle of the text."""
     dying: list[asyncio.Task[None]] = []
 
-    def hear(token: int) -> None:
-        told.append(token)
-        if len(told) == NEW_TOKENS // 2:
+    def on_token(token: int) -> None:
+        tokens.append(token)
+        if len(tokens) == NEW_TOKENS // 2:
             dying.append(asyncio.create_task(swarm.kill_peer(peer)))
 
-    yield hear
+    yield on_token
     await asyncio.gather(*dying)
     assert dying
 
 
+@pytest.mark.thorough
 async def test_seeds_say_what_is_drawn(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job("llama", num_steps=2)
     async with LocalSwarm(tmp_path, ["0-6"]) as swarm:
@@ -205,7 +207,7 @@ async def test_nobody_speaks_before_a_run_is_finished_and_after_it_is_fetched(
         with pytest.raises(Unavailable, match="is training, at step 1 of 2; generate works once"):
             check_generates(early)
         async with text_at(swarm.client, status, PeerId("peer-0"), LayerRange(0, 3)) as stream:
-            await said(stream, TextTokens(token_ids=bytes(4)))
+            await reply_to(stream, TextTokens(token_ids=bytes(4)))
             await swarm.client.acknowledge_result(status.run_id)
             with pytest.raises(NotFound, match="released the trained stage"):
                 await stream.receive()
@@ -251,11 +253,12 @@ async def text_at(
         await channel.close()
 
 
-async def said(stream: MessageStream[ToStage, FromStage], part: ToStage) -> FromStage | None:
+async def reply_to(stream: MessageStream[ToStage, FromStage], part: ToStage) -> FromStage | None:
     await stream.send(part)
     return await stream.receive()
 
 
+@pytest.mark.thorough
 async def test_what_is_no_part_of_a_text_ends_it_and_nothing_else(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -281,16 +284,16 @@ async def test_what_is_no_part_of_a_text_ends_it_and_nothing_else(
                 opened = text_at(swarm.client, status, PeerId(peer), layers, max_tokens=9)
                 async with opened as stream:
                     with pytest.raises(error, match=words):
-                        await said(stream, part)
+                        await reply_to(stream, part)
         first, layers = PeerId("peer-0"), LayerRange(0, 3)
         async with text_at(swarm.client, status, first, layers, max_tokens=1) as stream:
-            assert isinstance(await said(stream, token), TextActivation)
+            assert isinstance(await reply_to(stream, token), TextActivation)
             with pytest.raises(MalformedMessage, match="expected 1 tokens of a text"):
-                await said(stream, token)
+                await reply_to(stream, token)
         other = replace(result_name(status, layers), is_result=False)
         async with text_at(swarm.client, status, first, layers, name=other) as stream:
             with pytest.raises(NotFound):
-                await said(stream, token)
+                await reply_to(stream, token)
         found = await generate(swarm.client, status, WANTED, silent, pytest.fail)
         assert len(found) == NEW_TOKENS
 
@@ -302,18 +305,18 @@ async def test_texts_are_bounded_in_number_and_in_size(make_job: MakeJob, tmp_pa
         status = await finished(swarm, job)
         async with text_at(swarm.client, status, peer, layers, max_tokens=30_000) as stream:
             with pytest.raises(Busy, match=r"a text of 30000 tokens takes .* bytes here, and"):
-                await said(stream, token)
+                await reply_to(stream, token)
         channel = await swarm.client.peer_channel(peer)
         begin, open_ones = BeginText(name=result_name(status, layers), max_tokens=20), []
         for _ in range(MAX_TEXTS):
             open_ones.append(channel.open(GENERATE))
             await open_ones[-1].send(begin)
-            assert isinstance(await said(open_ones[-1], token), NextToken)
+            assert isinstance(await reply_to(open_ones[-1], token), NextToken)
         async with text_at(swarm.client, status, peer, layers, max_tokens=20) as stream:
             with pytest.raises(Busy, match=f"{MAX_TEXTS} texts"):
-                await said(stream, token)
+                await reply_to(stream, token)
         await open_ones[0].finish()
         assert await open_ones[0].receive() is None, "it has ended, and there is room"
         async with text_at(swarm.client, status, peer, layers, max_tokens=20) as stream:
-            assert isinstance(await said(stream, token), NextToken)
+            assert isinstance(await reply_to(stream, token), NextToken)
         await channel.close()

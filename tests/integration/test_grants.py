@@ -1,4 +1,4 @@
-"""What was granted holds in a whole swarm with keys: real enrolment, TLS, peers and engines."""
+"""Grants hold in a whole swarm with keys: real enrolment, TLS, peers and engines."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class LoneHolderDies:
     def __init__(self, swarm: OwnedSwarm, client: SwarmClient) -> None:
         self.swarm = swarm
         self.client = client
-        self.told: list[str] = []
+        self.texts: list[str] = []
         self.steps: list[int] = []
         self.successor: PeerId | None = None
 
@@ -164,12 +164,12 @@ class LoneHolderDies:
         async for event in self.client.watch(run_id, lambda _trouble: None):
             if isinstance(event, RunStatus):
                 status = event
-                self.told.append(event.detail)
+                self.texts.append(event.detail)
             elif not isinstance(event, Rollback):
                 self.steps.append(event.step)
-            if holder in self.swarm.peers and "has caught up" in self.told[-1]:
+            if holder in self.swarm.peers and "has caught up" in self.texts[-1]:
                 await self.swarm.kill_peer(holder)
-            if self.successor is None and "their peer may come back" in self.told[-1]:
+            if self.successor is None and "their peer may come back" in self.texts[-1]:
                 self.successor = await self.swarm.add_peer("0-3")
             if self.successor and self.steps[-1] == 0 and isinstance(event, StepCommitted):
                 break
@@ -178,6 +178,7 @@ class LoneHolderDies:
         return status
 
 
+@pytest.mark.thorough
 async def test_a_run_waits_for_who_may_carry_a_stage_though_a_replica_on_probation_has_it(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -192,12 +193,12 @@ async def test_a_run_waits_for_who_may_carry_a_stage_though_a_replica_on_probati
         story = LoneHolderDies(swarm, client)
         status = await story.play(job, holder)
         named = {one: default_name(one) for one in (replica, holder)}
-        assert f"peer {named[replica]} (layers 0-3) has caught up at step" in "\n".join(story.told)
-        gone = (
+        assert f"peer {named[replica]} (layers 0-3) has caught up at step" in "\n".join(story.texts)
+        removed = (
             f"peer {named[holder]} (layers 0-3) lost its connection; {named[replica]} may not "
             "host a stage alone"
         )
-        assert gone in story.told
+        assert removed in story.texts
         *before, again = story.steps
         assert before == list(range(len(before))), "no step without a peer that may carry it"
         assert again == 0, "its state was nobody's to go on with"
@@ -258,8 +259,8 @@ async def test_people_read_names_and_programs_both(make_job: MakeJob, tmp_path: 
         assert {line.partition("  ")[0] for line in short} >= {shown[ada], shown[drawn]}
         assert f"peer {shown[ada]}  ({ada})" in verbose
         fields = status_fields(found)
-        told = {one["peer"]: one["name"] for one in (*fields["peers"], *fields["contributors"])}
-        assert told == shown
+        names = {one["peer"]: one["name"] for one in (*fields["peers"], *fields["contributors"])}
+        assert names == shown
         assert "Anna" not in str(found)  # clients' names are nobody's business
 
 

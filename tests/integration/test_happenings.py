@@ -1,4 +1,4 @@
-"""What a living swarm tells of itself: who went, that the run went back, why, and who gave what."""
+"""The events of a living swarm: members that left, rollbacks with their reason, contributions."""
 
 from pathlib import Path
 
@@ -25,9 +25,9 @@ async def test_a_run_that_goes_back_is_told_at_once_and_kept(
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         await swarm.all_joined()
         run_id = (await swarm.client.submit(job.spec, job.samples)).run_id
-        told, killed = list[RunEvent](), False
+        events, killed = list[RunEvent](), False
         async for event in swarm.client.watch(run_id, lambda _trouble: None):
-            told.append(event)
+            events.append(event)
             if isinstance(event, StepCommitted) and event.step >= 4 and not killed:
                 killed = True
                 await swarm.snapshot_of(run_id, job.spec, step=2)
@@ -35,10 +35,10 @@ async def test_a_run_that_goes_back_is_told_at_once_and_kept(
             if isinstance(event, RunStatus) and event.detail == "waiting for layers 2-4":
                 await swarm.add_peer(PeerId("newcomer"), "2-4")
 
-        (back,) = [event for event in told if isinstance(event, Rollback)]
-        place = told.index(back)
-        last = next(e for e in reversed(told[:place]) if isinstance(e, StepCommitted))
-        first = next(e for e in told[place:] if isinstance(e, StepCommitted))
+        (back,) = [event for event in events if isinstance(event, Rollback)]
+        place = events.index(back)
+        last = next(e for e in reversed(events[:place]) if isinstance(e, StepCommitted))
+        first = next(e for e in events[place:] if isinstance(e, StepCommitted))
         assert (back.from_step, back.to_step) == (last.step + 1, first.step)
         assert (
             back.why
@@ -53,9 +53,9 @@ async def test_a_run_that_goes_back_is_told_at_once_and_kept(
         assert kinds[0] is EventKind.COORDINATOR_STARTED
         assert kinds.count(EventKind.PEER_JOINED) == 4
         assert kinds.index(EventKind.PEER_GONE) < kinds.index(EventKind.RUN_WENT_BACK)
-        (kept,) = [event for event in found if event.kind is EventKind.RUN_WENT_BACK]
-        assert kept.words == back.words
-        assert (kept.from_step, kept.to_step) == (back.from_step, back.to_step)
+        (rollback,) = [event for event in found if event.kind is EventKind.RUN_WENT_BACK]
+        assert rollback.words == back.words
+        assert (rollback.from_step, rollback.to_step) == (back.from_step, back.to_step)
         assert all(event.run_id == run_id for event in await events_of(swarm, run_id))
 
         (run,) = status.runs
@@ -63,10 +63,10 @@ async def test_a_run_that_goes_back_is_told_at_once_and_kept(
         assert run.last_step is not None
         assert run.last_step.step == 8
         assert 1 < status.next_event <= found[-1].serial + 1, "the last snapshot may come later"
-        given = {one.peer_id: one.given for one in status.contributors}
-        assert given[PeerId("peer-0")].steps == 9 + back.from_step - back.to_step
-        assert given[PeerId("newcomer")].steps == 9 - back.to_step
-        assert given[PeerId("peer-0")].sent_bytes > 0
+        contributions = {one.peer_id: one.given for one in status.contributors}
+        assert contributions[PeerId("peer-0")].steps == 9 + back.from_step - back.to_step
+        assert contributions[PeerId("newcomer")].steps == 9 - back.to_step
+        assert contributions[PeerId("peer-0")].sent_bytes > 0
 
         await swarm.kill_coordinator()
         await swarm.start_coordinator()
@@ -74,7 +74,7 @@ async def test_a_run_that_goes_back_is_told_at_once_and_kept(
         assert again[: len(found)] == found
         assert EventKind.COORDINATOR_STARTED in [event.kind for event in again[len(found) :]]
         known = {one.peer_id: one.given for one in (await swarm.client.status()).contributors}
-        assert known == given
+        assert known == contributions
 
 
 async def test_idle_peers_that_leave_are_told_as_left(tmp_path: Path) -> None:
@@ -111,24 +111,24 @@ async def test_a_peer_its_swarm_and_its_farewell_have_one_count(
     async with LocalSwarm(tmp_path, LAYERS[:2]) as swarm:
         peer = await swarm.add_peer(PeerId("counted"), LAYERS[2], sent_bytes=lambda: sent)
         await swarm.train(job.spec, job.samples)
-        given = await peer.node.contribution()
-        assert given is not None
-        assert (given.steps, given.all_bytes) == (job.spec.train.num_steps, 7_000_000)
-        assert given.sent_bytes > 0
+        contribution = await peer.node.contribution()
+        assert contribution is not None
+        assert (contribution.steps, contribution.all_bytes) == (job.spec.train.num_steps, 7_000_000)
+        assert contribution.sent_bytes > 0
         await swarm.kill_coordinator()
         await swarm.start_coordinator()
         await swarm.all_joined()
         sent = 8_000_000
-        given = await peer.node.contribution()
-        assert given is not None
-        assert given.all_bytes == 8_000_000
+        contribution = await peer.node.contribution()
+        assert contribution is not None
+        assert contribution.all_bytes == 8_000_000
         status = await swarm.client.status()
         (shown,) = (one.given for one in status.members if one.peer_id == "counted")
-        assert shown == given
+        assert shown == contribution
         peer.node.leave()
         await swarm.client.acknowledge_result(status.runs[0].run_id)
         await peer.task
-        assert peer.node.last_contribution == given
+        assert peer.node.last_contribution == contribution
         events = await events_of(swarm)
     (left,) = (event for event in events if event.kind is EventKind.PEER_LEFT)
-    assert left.words == f"peer counted left; it gave {given}"
+    assert left.words == f"peer counted left; it gave {contribution}"

@@ -1,4 +1,4 @@
-"""Whoever goes away and comes back, the run ends as a quiet one does."""
+"""A run whose members go away and come back ends as a quiet one does."""
 
 import asyncio
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def final_losses(events: Iterable[RunEvent]) -> list[float]:
 
 @pytest.fixture
 def aq_job(make_job: MakeJob) -> Job:
-    """On samples of different lengths, of which prompts are only read."""
+    """Make a job with samples of different lengths, whose prompts are only read."""
     return make_job(num_samples=8, num_steps=6, forward_codec="aq4", backward_codec="q8").ragged()
 
 
@@ -36,6 +36,7 @@ async def quiet_losses(aq_job: Job, quiet_events: QuietEvents) -> list[float]:
     return final_losses(await quiet_events(aq_job, LAYERS))
 
 
+@pytest.mark.thorough
 async def test_broken_boundary_streams_change_nothing(
     aq_job: Job, quiet_losses: list[float], tmp_path: Path
 ) -> None:

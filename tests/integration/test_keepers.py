@@ -73,7 +73,7 @@ async def in_order(swarm: LocalSwarm, *more: str) -> None:
 async def interrupted(
     swarm: LocalSwarm, job: Job, lost: list[str], newcomers: list[str]
 ) -> tuple[list[RunEvent], RunStatus]:
-    """What a client sees of a run some of whose peers die at once once a snapshot is kept."""
+    """Return a client's view of a run some of whose peers die together after a snapshot."""
     await swarm.all_joined()
     status = await swarm.client.submit(job.spec, job.samples)
     events: list[RunEvent] = []
@@ -101,6 +101,7 @@ async def interrupted(
     ],
     ids=["a stage", "a stage, cut anew", "all but who keeps"],
 )
+@pytest.mark.thorough
 async def test_a_run_goes_on_from_what_peers_keep_of_a_stage_that_died(
     job: Job,
     quiet_events: QuietEvents,
@@ -122,6 +123,7 @@ async def test_a_run_goes_on_from_what_peers_keep_of_a_stage_that_died(
     assert not (tmp_path / "snapshots").exists()
 
 
+@pytest.mark.thorough
 async def test_a_job_that_did_not_ask_for_it_is_kept_too(
     make_job: MakeJob,
     quiet_events: QuietEvents,
@@ -141,6 +143,7 @@ async def test_a_job_that_did_not_ask_for_it_is_kept_too(
     assert steps.count(0) == 1, "it did not go back to its beginning"
 
 
+@pytest.mark.thorough
 async def test_all_replicas_of_a_stage_may_die_at_once(
     job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
@@ -160,9 +163,9 @@ async def test_what_is_kept_tells_who_keeps_it_nothing(job: Job, tmp_path: Path)
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)
         await swarm.watch(status.run_id)
-        kept = [path for name in swarm.peers for path in shards_of(tmp_path, name)]
-        assert {path.name.split("-layers-")[1][:3] for path in kept} == {"0-3", "3-6"}
-        assert not any(SAFETENSORS in path.read_bytes()[:64] for path in kept)
+        shards = [path for name in swarm.peers for path in shards_of(tmp_path, name)]
+        assert {path.name.split("-layers-")[1][:3] for path in shards} == {"0-3", "3-6"}
+        assert not any(SAFETENSORS in path.read_bytes()[:64] for path in shards)
     journal = Journal(str(tmp_path / "journal.db"))
     (run_key,) = (run.storage_key for run in journal.load(0.0))
     journal.close()

@@ -38,13 +38,14 @@ async def until(swarm: LocalSwarm, run_id: RunId, holds: Callable[[RunStatus], b
 
 
 async def leaves(swarm: LocalSwarm) -> None:
-    """As with Ctrl-C: it goes once it is told that it may."""
+    """Leave as with Ctrl-C: the peer goes once it receives permission."""
     peer = swarm.peers[LEAVER]
     peer.node.leave()
     await asyncio.wait_for(asyncio.shield(peer.task), PATIENCE_S)
     await swarm.kill_peer(LEAVER)
 
 
+@pytest.mark.thorough
 async def test_an_idle_peer_takes_over_from_the_last_of_a_stage_of_a_run_that_is_paused(
     job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:

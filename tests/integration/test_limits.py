@@ -1,4 +1,4 @@
-"""What a coordinator takes on, over real gRPC and TLS; and what who asks for more is told."""
+"""A coordinator's limits, over real gRPC and TLS, and the refusals beyond them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable

@@ -25,15 +25,15 @@ def watch_held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], defaultdict[tupl
     """`watch_held()`: by stage's first layer and step, the most microbatches held at once."""
 
     def make() -> defaultdict[tuple[int, int], int]:
-        held: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        microbatches: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
         most: defaultdict[tuple[int, int], int] = defaultdict(int)
 
         def watched(name: str, original: Any, hold: bool) -> None:
             def call(self: StageEngine, microbatch: MicrobatchIndex, *args: Any) -> object:
                 key = self.layers.start, self.open_step.number
                 result = original(self, microbatch, *args)
-                (held[key].add if hold else held[key].discard)(microbatch)
-                most[key] = max(most[key], len(held[key]))
+                (microbatches[key].add if hold else microbatches[key].discard)(microbatch)
+                most[key] = max(most[key], len(microbatches[key]))
                 return result
 
             monkeypatch.setattr(StageEngine, name, call)
@@ -53,18 +53,18 @@ def run_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """
 
     def make(most: int) -> list[int]:
-        asked: list[int] = []
+        sizes: list[int] = []
         original = StageEngine.forward
 
         def forward(self: StageEngine, microbatch: MicrobatchIndex, *args: Any) -> Any:
-            held = len(self.open_step.graphs)
-            if self.layers.start == 0 and held >= most:
-                asked.append(held)
+            num_graphs = len(self.open_step.graphs)
+            if self.layers.start == 0 and num_graphs >= most:
+                sizes.append(num_graphs)
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             return original(self, microbatch, *args)
 
         monkeypatch.setattr(StageEngine, "forward", forward)
-        return asked
+        return sizes
 
     return make
 
@@ -96,6 +96,7 @@ async def test_memory_decides_how_many_are_in_flight_and_changes_no_bit(
     assert tight == roomy
 
 
+@pytest.mark.thorough
 async def test_a_peer_that_runs_out_of_memory_holds_fewer_and_goes_on(
     make_job: MakeJob, tmp_path: Path, run_out: Callable[[int], list[int]]
 ) -> None:
@@ -103,6 +104,6 @@ async def test_a_peer_that_runs_out_of_memory_holds_fewer_and_goes_on(
         num_samples=MICROBATCHES, batch_size=MICROBATCHES, micro_batch_size=1, num_steps=3
     )
     roomy = await train(tmp_path / "roomy", job, memory_bytes=1 << 30)
-    asked = run_out(MOST_IN_1F1B[0])
+    sizes = run_out(MOST_IN_1F1B[0])
     assert await train(tmp_path / "small", job, memory_bytes=1 << 30) == roomy
-    assert len(asked) == 1
+    assert len(sizes) == 1

@@ -60,7 +60,7 @@ async def coordinator(swarm: Swarm, folder: Path) -> AsyncIterator[StaticDirecto
 async def test_a_run_is_its_clients_alone(swarm: Swarm, job: Job, tmp_path: Path) -> None:
     mine, theirs = swarm.member(Role.CLIENT), swarm.member(Role.CLIENT)
     async with coordinator(swarm, tmp_path) as directory:
-        owner, other = (SwarmClient(directory, over(who)) for who in (mine, theirs))
+        owner, other = (SwarmClient(directory, over(identity)) for identity in (mine, theirs))
         run_id = (await owner.submit(job.spec, job.samples)).run_id
         for named in (run_id, None):
             with pytest.raises(NotFound):
@@ -69,12 +69,12 @@ async def test_a_run_is_its_clients_alone(swarm: Swarm, job: Job, tmp_path: Path
             async for _ in other.watch(run_id, lambda _trouble: None):
                 pass
         assert (await owner.status()).runs[0].phase is not RunPhase.CANCELLED
-        told = await other.status()
-        assert [(run.run_id, run.is_own) for run in told.runs] == [(run_id, False)]
-        assert all(not stage.endpoint for stage in told.runs[0].assignments)
-        assert job.spec.model.reference not in repr(told)
+        status = await other.status()
+        assert [(run.run_id, run.is_own) for run in status.runs] == [(run_id, False)]
+        assert all(not stage.endpoint for stage in status.runs[0].assignments)
+        assert job.spec.model.reference not in repr(status)
     async with coordinator(swarm, tmp_path) as directory:  # it is so after a restart
-        owner, other = (SwarmClient(directory, over(who)) for who in (mine, theirs))
+        owner, other = (SwarmClient(directory, over(identity)) for identity in (mine, theirs))
         with pytest.raises(NotFound):
             await other.cancel(run_id)
         ended = await owner.cancel(None)
@@ -107,7 +107,7 @@ async def test_a_job_that_comes_again_comes_from_its_owner(
 ) -> None:
     mine, theirs = swarm.member(Role.CLIENT), swarm.member(Role.CLIENT)
     async with coordinator(swarm, tmp_path) as directory:
-        owner, other = (SwarmClient(directory, over(who)) for who in (mine, theirs))
+        owner, other = (SwarmClient(directory, over(identity)) for identity in (mine, theirs))
         run_id = RunId("the-same")
         await owner.submit(job.spec, job.samples, run_id=run_id)
         await owner.submit(job.spec, job.samples, run_id=run_id)

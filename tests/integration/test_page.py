@@ -65,6 +65,7 @@ async def seen(folder: Path, job: Job) -> AsyncIterator[tuple[LocalSwarm, Tab]]:
 
 
 @needs_chromium
+@pytest.mark.thorough
 async def test_the_page_shows_a_run_and_who_dies(tmp_path: Path, job: Job) -> None:
     async with seen(tmp_path, job) as (swarm, tab):
         await tab.until(f"{RUN}.steps > 6 && curve.steps.length > 5 && curve.evals.length > 1")
@@ -96,9 +97,9 @@ async def test_the_page_shows_the_slowest_links_between_stages(tmp_path: Path, j
         links = {
             peer: [
                 {"peer": to, "way": "direct", "bytes_per_s": rate, "least_round_trip_s": trip_s}
-                for to, rate, trip_s in told
+                for to, rate, trip_s in speed
             ]
-            for peer, told in speeds.items()
+            for peer, speed in speeds.items()
         }
         await tab.look(
             f"""source.close(), (() => {{
@@ -114,6 +115,7 @@ async def test_the_page_shows_the_slowest_links_between_stages(tmp_path: Path, j
 
 
 @needs_chromium
+@pytest.mark.thorough
 async def test_the_page_marks_who_pauses_and_who_leaves(tmp_path: Path, job: Job) -> None:
     async with seen(tmp_path, job) as (swarm, tab):
         await tab.until(f"{RUN}.steps > 1 && {RUN}.stages.length === 3")
@@ -168,6 +170,7 @@ async def test_the_page_fits_a_telephone(tmp_path: Path, job: Job) -> None:
 
 
 @needs_chromium
+@pytest.mark.thorough
 async def test_the_page_works_without_a_mouse(tmp_path: Path, job: Job) -> None:
     async with seen(tmp_path, job) as (_, tab):
         await tab.until("curve.steps.length > 3")
@@ -207,32 +210,33 @@ async def test_others_words_are_text(tmp_path: Path, job: Job) -> None:
         assert await tab.look("window.harmed") is None
 
 
+@pytest.mark.thorough
 async def test_metrics_tell_of_a_run(tmp_path: Path, job: Job) -> None:
     async with LocalSwarm(tmp_path, LAYERS) as swarm, page_of(swarm) as found:
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)
         async with aiohttp.ClientSession() as session:
-            told: dict[str, Any] = {}
+            metrics: dict[str, Any] = {}
             links: dict[tuple[str, str], float] = {}
-            while told.get("swarm_ft_run_committed_steps", 0) < 6 or BETWEEN - links.keys():
+            while metrics.get("swarm_ft_run_committed_steps", 0) < 6 or BETWEEN - links.keys():
                 async with session.get(f"http://{found.metrics}/metrics") as got:
                     families = list(text_string_to_metric_families(await got.text()))
                 samples = [sample for family in families for sample in family.samples]
-                told = {s.name: s.value for s in samples if "peer" not in s.labels}
-                told |= {"peer": {s.name for s in samples if s.labels.get("peer") == "peer-1"}}
+                metrics = {s.name: s.value for s in samples if "peer" not in s.labels}
+                metrics |= {"peer": {s.name for s in samples if s.labels.get("peer") == "peer-1"}}
                 trips = (s for s in samples if s.name == "swarm_ft_link_least_round_trip_seconds")
                 links = {(s.labels["peer"], s.labels["to"]): s.value for s in trips}
                 await asyncio.sleep(0.05)
     runs = {s.labels["run"] for s in samples if s.labels.get("run")}
     assert runs == {status.run_id}
     assert {s.labels["boundary"] for s in samples if "boundary" in s.labels} == {"3"}
-    assert told["swarm_ft_peers"] == len(LAYERS)
-    assert told["swarm_ft_run_steps"] == job.spec.train.num_steps
-    assert told["swarm_ft_run_loss"] > 0
-    assert told["swarm_ft_run_eval_loss"] > 0
-    assert told["swarm_ft_boundary_compression_ratio"] > 2
-    assert told["swarm_ft_run_sent_bytes"] < told["swarm_ft_run_uncompressed_bytes"]
-    assert {"swarm_ft_peer_info", "swarm_ft_peer_samples_total"} <= told["peer"]
+    assert metrics["swarm_ft_peers"] == len(LAYERS)
+    assert metrics["swarm_ft_run_steps"] == job.spec.train.num_steps
+    assert metrics["swarm_ft_run_loss"] > 0
+    assert metrics["swarm_ft_run_eval_loss"] > 0
+    assert metrics["swarm_ft_boundary_compression_ratio"] > 2
+    assert metrics["swarm_ft_run_sent_bytes"] < metrics["swarm_ft_run_uncompressed_bytes"]
+    assert {"swarm_ft_peer_info", "swarm_ft_peer_samples_total"} <= metrics["peer"]
     assert 0.0 < min(links.values()) <= max(links.values()) < 10.0
 
 
@@ -245,17 +249,18 @@ async def test_the_codecs_of_a_run_that_asks_for_a_quality_are_not_to_choose(
     async with seen(tmp_path, make_job(num_steps=5000, quality=0.01)) as (_, tab):
         await tab.until(f"{RUN}.quality.num_measured > 0")
         assert await tab.look(offered) == ["Pause", "Learning rate", "Cancel"]
-        told = await tab.look("document.querySelector('.facts').innerText")
-        assert re.search(r"compression\s+cost [\d.e-]+ % of perplexity, 1 % allowed", told)
+        facts = await tab.look("document.querySelector('.facts').innerText")
+        assert re.search(r"compression\s+cost [\d.e-]+ % of perplexity, 1 % allowed", facts)
         await tab.look(
             f"""source.close(), shown({{ ...state, runs: [{{ ...{RUN},
                 quality: {{ asked: .015, cost: 0, num_measured: 0 }} }}] }})"""
         )
-        told = await tab.look("document.querySelector('.facts').innerText")
-        assert "may cost 1.5 % of perplexity" in told
+        facts = await tab.look("document.querySelector('.facts').innerText")
+        assert "may cost 1.5 % of perplexity" in facts
 
 
 @needs_chromium
+@pytest.mark.thorough
 async def test_the_owner_steers_a_run_by_keys(tmp_path: Path, job: Job) -> None:
     async with seen(tmp_path, job) as (swarm, tab):
         await tab.until("curve.steps.length > 3")

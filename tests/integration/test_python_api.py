@@ -104,6 +104,7 @@ def test_what_is_wrong_is_said_before_anything_begins(tmp_path: Path) -> None:
         swarm_ft.serve()
 
 
+@pytest.mark.thorough
 def test_three_roles_by_calls_that_wait(
     sample: DemoInput, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,11 +114,13 @@ def test_three_roles_by_calls_that_wait(
     with swarm_ft.coordinate(tmp_path / "runs.db") as coordinator:
         with pytest.raises(BadOption, match="expected peer, client or relay"):
             coordinator.invite("king")
-        lent: Any = {"threads": 1, "device": "cpu", "models": [sample.model_dir]}
+        resources: Any = {"threads": 1, "device": "cpu", "models": [sample.model_dir]}
         with swarm_ft.serve(
-            coordinator.invite(), layers="0-2", buffers=buffers("one"), **lent
+            coordinator.invite(), layers="0-2", buffers=buffers("one"), **resources
         ) as one:
-            two = swarm_ft.serve(coordinator.invite(), layers="2-4", buffers=buffers("two"), **lent)
+            two = swarm_ft.serve(
+                coordinator.invite(), layers="2-4", buffers=buffers("two"), **resources
+            )
             client = coordinator.invite("client")
             report = swarm_ft.train(
                 invite=client,

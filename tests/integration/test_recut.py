@@ -32,7 +32,7 @@ async def recut(
     *,
     encrypts: bool = False,
 ) -> tuple[list[RunEvent], RunStatus]:
-    """What a client sees of a run some of whose peers die for ever, and others come instead."""
+    """Return a client's view of a run some of whose peers die for ever and are replaced."""
     async with LocalSwarm(folder, before, encrypts=encrypts) as swarm:
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)
@@ -86,6 +86,7 @@ async def test_what_never_stopped_has_the_same_losses(
     assert steps.count(0) == steps.count(1) == 1, "those of the snapshot were not done again"
 
 
+@pytest.mark.thorough
 async def test_a_newcomer_reads_all_encrypted_stages_whose_layers_it_takes(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ async def test_a_newcomer_reads_all_encrypted_stages_whose_layers_it_takes(
     ],
     ids=["adapters", "adafactor", "compressed"],
 )
+@pytest.mark.thorough
 async def test_whatever_a_stage_keeps_finds_its_layers(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -122,6 +124,7 @@ async def test_whatever_a_stage_keeps_finds_its_layers(
         assert losses == quiet
 
 
+@pytest.mark.thorough
 async def test_a_run_moves_to_fewer_stages_for_one_that_waits(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
@@ -144,9 +147,9 @@ async def test_a_run_moves_to_fewer_stages_for_one_that_waits(
     final = others[-1]
     assert isinstance(final, RunStatus)
     assert final.phase is RunPhase.FINISHED
-    told = [event for event in events if isinstance(event, RunStatus)]
-    assert told[-1].phase is RunPhase.FINISHED
+    statuses = [event for event in events if isinstance(event, RunStatus)]
+    assert statuses[-1].phase is RunPhase.FINISHED
     assert losses_by_step(events) == quiet
     assert before == ["0-2", "2-4", "4-6"]
-    cuts = [stages(status) for status in told if status.phase is RunPhase.TRAINING]
+    cuts = [stages(status) for status in statuses if status.phase is RunPhase.TRAINING]
     assert len(cuts[-1]) < 3

@@ -1,4 +1,4 @@
-"""What a coordinator recorded, decided again: the same swarm, at any moment."""
+"""A recording, decided again: the same swarm, at any moment."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def recorded(journal: Path, key: bytes | None = None) -> list[Moment]:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> list[SwarmState]:
-    """What the coordinator knew after the last event that it recorded."""
+    """Return the coordinator's state after the last event that it recorded."""
     last = [SwarmState()]
     decided = Recorder.record_decision
 
@@ -84,7 +84,7 @@ async def test_the_end_is_as_it_was_and_so_is_every_step(
         )
         for step, status in seen.items():
             then = at_step(found, step, run_id).status(StatusRequest())
-            assert told(then, step) == told(status, step)
+            assert facts_of(then, step) == facts_of(status, step)
 
         await swarm.start_coordinator()
         await swarm.all_joined()
@@ -95,8 +95,8 @@ async def test_the_end_is_as_it_was_and_so_is_every_step(
         assert at_end(again).next_event > found[-1].next_event
 
 
-def told(status: SwarmStatus, step: int) -> object:
-    """What a status says of a run's last step."""
+def facts_of(status: SwarmStatus, step: int) -> object:
+    """Return a status's facts about a run's last step."""
     (run,) = status.runs
     assert run.committed_steps == step
     return run.last_step, run.sent, run.step_s, run.spec_digest
@@ -117,22 +117,22 @@ async def test_events_losses_and_steps_are_told_again(
                 await swarm.snapshot_of(run_id, job.spec, step=2)
                 await swarm.kill_peer(PeerId("peer-1"))
                 await swarm.add_peer(PeerId("newcomer"), "2-4")
-        told = [event async for event in swarm.service.events(EventsRequest())]
+        events = [event async for event in swarm.service.events(EventsRequest())]
         rows = swarm.service.losses(run_id, 0, 100)
         next_event = swarm.service.status().next_event
         await swarm.kill_coordinator()
         found = [one for one in recorded(swarm.journal) if one.next_event <= next_event]
 
-    retold = RecordedHistory()
+    history = RecordedHistory()
     for moment in found:
-        retold.take(moment)
-    past = ReplayView(found[-1], retold)
-    again = [event async for event in past.events(EventsRequest(since=told[1].serial))]
-    told = told[1:]  # that the coordinator started was no decision
-    assert [replace(event, unix_s=0.0) for event in again[: len(told)]] == [
-        replace(event, unix_s=0.0) for event in told
+        history.take(moment)
+    past = ReplayView(found[-1], history)
+    again = [event async for event in past.events(EventsRequest(since=events[1].serial))]
+    events = events[1:]  # that the coordinator started was no decision
+    assert [replace(event, unix_s=0.0) for event in again[: len(events)]] == [
+        replace(event, unix_s=0.0) for event in events
     ]
-    assert all(abs(a.unix_s - t.unix_s) < 1.0 for a, t in zip(again, told, strict=False))
+    assert all(abs(a.unix_s - t.unix_s) < 1.0 for a, t in zip(again, events, strict=False))
     assert [(row.step, row.loss) for row in past.losses(run_id, 0, 100)] == [
         (row.step, row.loss) for row in rows
     ]

@@ -21,22 +21,22 @@ from tests.integration.conftest import MakeJob
 from tests.local_swarm import LocalSwarm
 
 
-class Told(RunProgress):
+class RecordedProgress(RunProgress):
     """Keeps what it tells, and can be waited for."""
 
     def __init__(self, train: TrainSpec) -> None:
         super().__init__(train)
         self.lines: list[str] = []
-        self.is_told = asyncio.Event()
+        self.is_reported = asyncio.Event()
 
     def message(self, text: str) -> None:
         self.lines.append(text)
-        self.is_told.set()
+        self.is_reported.set()
 
     async def until(self, words: str) -> None:
         while not any(words in line for line in self.lines):
-            self.is_told.clear()
-            await self.is_told.wait()
+            self.is_reported.clear()
+            await self.is_reported.wait()
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def test_a_coordinator_that_was_restarted_hears_again_who_gives_the_result
         await swarm.kill_coordinator()
         await swarm.start_coordinator()
         await swarm.kill_peer(PeerId("peer-2"))
-        progress, out = Told(job.spec.train), tmp_path / "out"
+        progress, out = RecordedProgress(job.spec.train), tmp_path / "out"
         await watched(swarm, first, job, progress).fetch(Outputs(out=out))
         (run,) = (await swarm.client.status()).runs
     assert run.phase is RunPhase.COLLECTED
@@ -92,7 +92,7 @@ async def test_a_client_whose_result_was_taken_along_gets_it_when_it_is_made_aga
         (tmp_path / "first").mkdir()
         expected = weights_in(await swarm.client.fetch_shards(first, tmp_path / "first"))
         await swarm.kill_peer(PeerId("peer-1"))
-        progress, out = Told(job.spec.train), tmp_path / "out"
+        progress, out = RecordedProgress(job.spec.train), tmp_path / "out"
         fetching = asyncio.create_task(watched(swarm, first, job, progress).fetch(Outputs(out=out)))
         await progress.until("layers 1-2 of the result: peer peer-1 does not answer")
         monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)

@@ -35,7 +35,7 @@ def options(tmp_path: Path) -> JobOptions:
 
 
 async def submitted(swarm: LocalSwarm, options: JobOptions) -> tuple[RunId, RunSpec]:
-    """As a client that was just started: everything is read anew."""
+    """Submit like a client that was just started: it reads everything anew."""
     job = prepare_job(options)
     progress = RunProgress(job.spec.train, Console(quiet=True))
     run = await submit(swarm.client, job, options, progress, forecasts=False)

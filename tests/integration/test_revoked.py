@@ -82,10 +82,10 @@ class Swarm:
         return made
 
     def open(
-        self, who: Membership, method: Method[Any, Any], endpoint: str = "", name: str = ""
+        self, membership: Membership, method: Method[Any, Any], endpoint: str = "", name: str = ""
     ) -> Stream:
         """A call over a connection of its own."""
-        transport = GrpcTransport(GrpcOptions(credentials=who.credentials))
+        transport = GrpcTransport(GrpcOptions(credentials=membership.credentials))
         channel = transport.connect(endpoint or self.endpoint, name or COORDINATOR_NAME)
         self.stack.push_async_callback(channel.close)
         return channel.open(method)
@@ -119,8 +119,8 @@ class Swarm:
             await asyncio.sleep(0.01)
         return Peer(member, server)
 
-    async def members(self, who: Membership) -> set[str]:
-        transport = GrpcTransport(GrpcOptions(credentials=who.credentials))
+    async def members(self, membership: Membership) -> set[str]:
+        transport = GrpcTransport(GrpcOptions(credentials=membership.credentials))
         channel = transport.connect(self.endpoint, COORDINATOR_NAME)
         try:
             status = await call(channel, STATUS, StatusRequest(), DEADLINE_S)
@@ -277,7 +277,7 @@ async def test_a_peer_is_told_of_renewals_and_keeps_calls_that_began_before(
         peer = await swarm.peer({GENERATE: hold})
         validity, at = peer.member.credentials.validity, (peer.server.endpoint, peer.member.name)
         renewing, expiring = await swarm.member(Role.CLIENT), await swarm.member(Role.CLIENT)
-        calls = [swarm.open(who, GENERATE, *at) for who in (renewing, expiring)]
+        calls = [swarm.open(membership, GENERATE, *at) for membership in (renewing, expiring)]
         ends = [asyncio.create_task(end_of(stream)) for stream in calls]
         await peer.has_calls(2)
         soon_s = datetime.now(UTC).timestamp() + LIFETIME_S - 60.0

@@ -42,12 +42,12 @@ class Story:
         self.dies = dies
         self.released = asyncio.Event()
         self.events: list[RunEvent] = []
-        self.heard: list[int] = []
+        self.received: list[int] = []
 
     async def play(self) -> dict[str, bytes]:
         self.directory.mkdir()
-        held = FaultyTransport(GrpcTransport(), held={FETCH_CHUNKS: self.released.wait})
-        async with LocalSwarm(self.directory, self.layers, transport=held) as swarm:
+        transport = FaultyTransport(GrpcTransport(), waits={FETCH_CHUNKS: self.released.wait})
+        async with LocalSwarm(self.directory, self.layers, transport=transport) as swarm:
             await swarm.all_joined()
             status = await swarm.client.submit(self.job.spec, self.job.samples)
             async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
@@ -61,10 +61,10 @@ class Story:
         if event.step == JOINS_AT:
             await swarm.add_peer(NEWCOMER, "0-3")
         if NEWCOMER in self.status().joining:
-            self.heard.append(event.step)
-        if len(self.heard) == HELD_STEPS // 2 and self.dies in swarm.peers:
+            self.received.append(event.step)
+        if len(self.received) == HELD_STEPS // 2 and self.dies in swarm.peers:
             await swarm.kill_peer(self.dies)
-        if len(self.heard) == HELD_STEPS:
+        if len(self.received) == HELD_STEPS:
             self.released.set()
 
     def status(self) -> RunStatus:
@@ -106,7 +106,7 @@ async def test_steps_are_committed_while_a_newcomer_takes_over_and_then_it_has_t
     weights = await story.play()
     assert story.status().phase is RunPhase.FINISHED
     assert story.steps() == list(range(STEPS))
-    assert len(story.heard) >= HELD_STEPS, "the others trained on"
+    assert len(story.received) >= HELD_STEPS, "the others trained on"
     assert any(detail.startswith(CAUGHT_UP) for detail in story.details())
     assert weights.keys() == {"peer-0", NEWCOMER}
     assert not list(story.directory.glob("*/*step*")), "what was handed over does not lie about"
@@ -159,7 +159,7 @@ async def test_where_tied_embeddings_are_synchronised_all_wait_until_a_newcomer_
     weights = await story.play()
     assert story.status().phase is RunPhase.FINISHED
     assert story.steps() == list(range(STEPS))
-    assert not story.heard, "nobody trained meanwhile"
+    assert not story.received, "nobody trained meanwhile"
     assert weights.keys() == {"peer-0", NEWCOMER}
     assert weights["peer-0"] == weights[NEWCOMER]
     assert story.losses() == pytest.approx(await quiet_losses(job), rel=1e-4)

@@ -1,4 +1,4 @@
-"""What `swarm-ft top` knows of a living swarm: the curve of its run, who does what."""
+"""`swarm-ft top` beside a living swarm: the curve of its run, and the work of each peer."""
 
 import asyncio
 from io import StringIO
@@ -23,12 +23,12 @@ async def test_it_follows_a_run_and_draws_it(make_job: MakeJob, tmp_path: Path) 
         watched = TopData(swarm.client, View())
         await watched.fetch_status()
         async with watched.following():
-            told = await swarm.train(job.spec, job.samples)
+            events = await swarm.train(job.spec, job.samples)
             while not _knows_all(watched):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         picture = watched.picture()
         (curve,) = picture.losses.values()
-        assert curve == losses_in(told)
+        assert curve == losses_in(events)
 
         late = TopData(swarm.client, View())
         await late.fetch_status()
@@ -48,5 +48,5 @@ def _knows_all(watched: TopData) -> bool:
     return is_over and any(len(curve) == 6 for curve in picture.losses.values())
 
 
-def losses_in(told: list[RunEvent]) -> list[float]:
-    return [event.loss for event in told if isinstance(event, StepCommitted)]
+def losses_in(events: list[RunEvent]) -> list[float]:
+    return [event.loss for event in events if isinstance(event, StepCommitted)]

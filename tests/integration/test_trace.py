@@ -67,7 +67,7 @@ async def trace_of(job: Job, tmp_path: Path, layers: list[str]) -> list[Event]:
 
 
 class Shown:
-    """What a trace shows, as its reader sees it."""
+    """A trace as its reader sees it."""
 
     def __init__(self, events: list[Event]) -> None:
         self.events = events
@@ -263,15 +263,15 @@ async def test_tied_gradients_are_shown(make_job: MakeJob, tmp_path: Path) -> No
 async def test_nobody_who_is_not_asked_records_or_sends_anything(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[object] = []
+    messages: list[object] = []
     timelines: list[Timeline] = []
 
     def noted(kind: Any, message: Any, max_bytes: int) -> bytes:
-        said.append(message)
+        messages.append(message)
         return to_bytes(kind, message, max_bytes)
 
-    def remembered(clock: Clock, say: Callable[[FromPeer], None]) -> Timeline:
-        timelines.append(Timeline(clock, say))
+    def remembered(clock: Clock, send: Callable[[FromPeer], None]) -> Timeline:
+        timelines.append(Timeline(clock, send))
         return timelines[-1]
 
     monkeypatch.setattr(memory_transport, "to_bytes", noted)
@@ -281,7 +281,7 @@ async def test_nobody_who_is_not_asked_records_or_sends_anything(
     async with LocalSwarm(tmp_path, ["0-3", "3-6"], transport=network) as swarm:
         await swarm.train(job.spec, job.samples)
         are_on = [timeline.is_on for timeline in timelines]
-    plans = [message for message in said if isinstance(message, PlanStep)]
+    plans = [message for message in messages if isinstance(message, PlanStep)]
     assert [plan.traced for plan in plans] == [False] * 4
-    assert not [m for m in said if isinstance(m, StepTimeline | ClockProbe | ClockReply)]
+    assert not [m for m in messages if isinstance(m, StepTimeline | ClockProbe | ClockReply)]
     assert are_on == [False, False]

@@ -155,9 +155,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_swarm_does_not_do_is_refused(name: str) -> None:
-    given, words = REFUSED[name]
+    arguments, words = REFUSED[name]
     with pytest.raises(BadOption) as refused:
-        SwarmTrainer(**{"model": "gpt2", "train_dataset": TEXTS, **given})
+        SwarmTrainer(**{"model": "gpt2", "train_dataset": TEXTS, **arguments})
     assert words in refused.value.message
 
 

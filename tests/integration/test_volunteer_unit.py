@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.cli.peer_lines import LEAVE_TIMEOUT_S
+from swarm_ft.api.serve_options import LEAVE_TIMEOUT_S
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "volunteer"
 UNIT = FOLDER / "swarm-ft-peer.service"
@@ -38,7 +38,7 @@ def test_systemd_understands_it(tmp_path: Path) -> None:
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    said = subprocess.run(
+    verified = subprocess.run(
         [str(VERIFY), "verify", "--user", "--man=no", str(UNIT)],
         env={**os.environ, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)},
         capture_output=True,
@@ -46,5 +46,5 @@ def test_systemd_understands_it(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    about_it = [line for line in said.stderr.splitlines() if UNIT.name in line]
-    assert not about_it, said.stderr
+    about_it = [line for line in verified.stderr.splitlines() if UNIT.name in line]
+    assert not about_it, verified.stderr

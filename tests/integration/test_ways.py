@@ -1,4 +1,4 @@
-"""Which way leads from which home to which: real routers, in network namespaces.
+"""The way from each kind of home to each other: real routers, in network namespaces.
 
 `--junitxml FILE` has, of each pair, the way and how long it took.
 """
@@ -15,7 +15,7 @@ from subprocess import Popen
 import pytest
 
 from benchmarks.lab.homes import Home, Internet, Nat, why_not
-from benchmarks.lab.host import Host, ask
+from benchmarks.lab.host import Host, exchange
 from benchmarks.lab.hub import Link
 from benchmarks.lab.router import Router
 from swarm_ft.identity.certificates import key_name, to_pem
@@ -52,8 +52,8 @@ class World:
     residents: dict[tuple[Nat, int], Resident]
 
     def way(self, one: tuple[Nat, int], other: tuple[Nat, int]) -> tuple[str, float]:
-        """How somebody reaches another, and after how many seconds."""
-        answer = json.loads(ask(self.residents[one].process, self.residents[other].name))
+        """Return how one member reaches another, and after how many seconds."""
+        answer = json.loads(exchange(self.residents[one].process, self.residents[other].name))
         return answer["way"], answer["took_s"]
 
 
@@ -79,7 +79,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         internet = stack.enter_context(Internet())
         public = internet.household(Home("open", link=DELAYED)).machines[0]
         hub = stack.enter_context(at(public, "hub", folder, public.address))
-        endpoint = ask(hub)
+        endpoint = exchange(hub)
         residents = {}
         for (kind, number), name in names.items():
             link = FARTHER if kind == "reject" else DELAYED
@@ -90,7 +90,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             )
             residents[kind, number] = Resident(name, process, house.router)
         for resident in residents.values():
-            assert ask(resident.process) == resident.name
+            assert exchange(resident.process) == resident.name
         yield World(residents)
 
 
@@ -130,8 +130,8 @@ def test_the_way_from_home_to_home(
 def test_everybody_is_told_how_others_reach_it(
     world: World, kind: Nat, verdict: str, cause: str
 ) -> None:
-    told = json.loads(ask(world.residents[kind, 0].process, "?"))
-    assert (told["verdict"], told["cause"]) == (verdict, cause)
+    answer = json.loads(exchange(world.residents[kind, 0].process, "?"))
+    assert (answer["verdict"], answer["cause"]) == (verdict, cause)
 
 
 def test_without_a_relay_whoever_nobody_reaches_is_told_why(tmp_path: Path) -> None:
@@ -139,18 +139,18 @@ def test_without_a_relay_whoever_nobody_reaches_is_told_why(tmp_path: Path) -> N
     with ExitStack() as stack:
         internet = stack.enter_context(Internet())
         public = internet.household(Home("open")).machines[0]
-        endpoint = ask(stack.enter_context(at(public, "bare", tmp_path, public.address)))
-        told = {}
+        endpoint = exchange(stack.enter_context(at(public, "bare", tmp_path, public.address)))
+        answers = {}
         for kind in ("open", "cone"):
             machine = internet.household(Home(kind)).machines[0]
             process = stack.enter_context(
                 at(machine, "member", tmp_path, names[kind, 0], endpoint, machine.address)
             )
-            assert ask(process) == names[kind, 0]
-            told[kind] = json.loads(ask(process, "?"))
-    assert (told["open"]["verdict"], told["open"]["cause"]) == ("ok", "")
-    assert (told["cone"]["verdict"], told["cone"]["cause"]) == ("bad", "router")
-    assert "no relay" in told["cone"]["text"]
+            assert exchange(process) == names[kind, 0]
+            answers[kind] = json.loads(exchange(process, "?"))
+    assert (answers["open"]["verdict"], answers["open"]["cause"]) == ("ok", "")
+    assert (answers["cone"]["verdict"], answers["cone"]["cause"]) == ("bad", "router")
+    assert "no relay" in answers["cone"]["text"]
 
 
 def test_no_router_let_anybody_in_unasked(world: World) -> None:
@@ -162,16 +162,16 @@ def test_no_router_let_anybody_in_unasked(world: World) -> None:
 
 
 def way_between(tmp_path: Path, one: Host, other: Host, public: Host, *, ipv6: bool) -> str:
-    """How a member on one machine reaches one on another, with a hub in public."""
+    """Return how a member on one machine reaches one on another, with a hub in public."""
     names = list(write_keys(make_swarm(), tmp_path).values())
     with ExitStack() as stack:
-        endpoint = ask(stack.enter_context(at(public, "hub", tmp_path, address(public, ipv6))))
+        endpoint = exchange(stack.enter_context(at(public, "hub", tmp_path, address(public, ipv6))))
         processes = []
         for name, machine in zip(names, (one, other), strict=False):
             where = ("member", tmp_path, name, endpoint, address(machine, ipv6))
             processes.append(stack.enter_context(at(machine, *where)))
-        assert [ask(process) for process in processes] == names[:2]
-        return str(json.loads(ask(processes[0], names[1]))["way"])
+        assert [exchange(process) for process in processes] == names[:2]
+        return str(json.loads(exchange(processes[0], names[1]))["way"])
 
 
 def address(machine: Host, ipv6: bool) -> str:
@@ -205,7 +205,7 @@ def test_a_router_that_maps_ports_makes_a_home_public(tmp_path: Path) -> None:
     with ExitStack() as stack:
         internet = stack.enter_context(Internet())
         public = internet.household(Home("open")).machines[0]
-        endpoint = ask(stack.enter_context(at(public, "hub", tmp_path, public.address)))
+        endpoint = exchange(stack.enter_context(at(public, "hub", tmp_path, public.address)))
         processes = []
         for role, name, home in (
             ("member", one, Home("symmetric")),
@@ -214,5 +214,5 @@ def test_a_router_that_maps_ports_makes_a_home_public(tmp_path: Path) -> None:
             machine = internet.household(home).machines[0]
             process = at(machine, role, tmp_path, name, endpoint, machine.address)
             processes.append(stack.enter_context(process))
-            assert ask(processes[-1]) == name
-        assert json.loads(ask(processes[0], other))["way"] == "direct"
+            assert exchange(processes[-1]) == name
+        assert json.loads(exchange(processes[0], other))["way"] == "direct"

@@ -12,7 +12,7 @@ from subprocess import Popen
 import pytest
 
 from benchmarks.lab.homes import Home, Internet, Nat, why_not
-from benchmarks.lab.host import ask
+from benchmarks.lab.host import exchange
 from benchmarks.lab.hub import Link
 from swarm_ft.identity.certificates import key_name, to_pem
 from swarm_ft.identity.roles import Role
@@ -51,15 +51,17 @@ class World:
     names: dict[tuple[str, Nat, str], str]
 
     def call(self, way: str, caller: str, callee: str) -> tuple[dict[str, str], list[str]]:
-        """What the caller was told, and whom the callee heard meanwhile."""
-        here, there = WAYS[way]
-        name = self.names["callee", there, callee]
-        before = self._heard(there, name)
-        answer = ask(self.callers[here], f"{self.names['caller', here, caller]} {name}")
-        return json.loads(answer), self._heard(there, name)[len(before) :]
+        """Return the caller's outcome, and the callers that the callee accepted meanwhile."""
+        caller_nat, callee_nat = WAYS[way]
+        name = self.names["callee", callee_nat, callee]
+        before = self._received(callee_nat, name)
+        answer = exchange(
+            self.callers[caller_nat], f"{self.names['caller', caller_nat, caller]} {name}"
+        )
+        return json.loads(answer), self._received(callee_nat, name)[len(before) :]
 
-    def _heard(self, there: Nat, name: str) -> list[str]:
-        calls = json.loads(ask(self.callees[there], "?"))
+    def _received(self, nat: Nat, name: str) -> list[str]:
+        calls = json.loads(exchange(self.callees[nat], "?"))
         return [caller for caller, callee in calls if callee == name]
 
 
@@ -106,7 +108,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         internet = stack.enter_context(Internet())
         public = internet.household(Home("open", link=DELAYED)).machines[0]
         running = public.running("tests.meeting_end", "hub", str(folder), public.address)
-        hub = ask(stack.enter_context(running))
+        hub = exchange(stack.enter_context(running))
         processes: dict[tuple[str, Nat], Popen[str]] = {}
         for side, _, home in groups:
             machine = internet.household(Home(home, link=DELAYED)).machines[0]
@@ -114,7 +116,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             words = "tests.identity_end", str(folder), hub, machine.address, *members
             processes[side, home] = stack.enter_context(machine.running(*words))
         for process in processes.values():
-            assert ask(process) == "ready"
+            assert exchange(process) == "ready"
         yield World(
             {home: processes["caller", home] for home in CALLERS},
             {home: processes["callee", home] for home in CALLEES},
@@ -124,9 +126,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_who_shows_what_it_should_gets_through(world: World, way: str) -> None:
-    told, heard = world.call(way, "right", "right")
-    assert told == {"code": "", "says": "", "way": way}
-    assert heard == [world.names["caller", WAYS[way][0], "right"]]
+    outcome, received = world.call(way, "right", "right")
+    assert outcome == {"code": "", "says": "", "way": way}
+    assert received == [world.names["caller", WAYS[way][0], "right"]]
 
 
 @pytest.mark.parametrize(
@@ -136,28 +138,28 @@ def test_who_shows_what_it_should_gets_through(world: World, way: str) -> None:
 def test_who_is_not_who_was_dialled_hears_nothing(
     world: World, way: str, callee: str, cause: str
 ) -> None:
-    told, heard = world.call(way, "right", callee)
-    assert (told["code"], told["way"], heard) == ("unavailable", way, [])
-    assert told["says"].startswith(f"peer {world.names['callee', WAYS[way][1], callee]}: it ")
-    assert cause in told["says"]
+    outcome, received = world.call(way, "right", callee)
+    assert (outcome["code"], outcome["way"], received) == ("unavailable", way, [])
+    assert outcome["says"].startswith(f"peer {world.names['callee', WAYS[way][1], callee]}: it ")
+    assert cause in outcome["says"]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stranger_is_heard_by_nobody(world: World, way: str) -> None:
-    told, heard = world.call(way, "stranger", "right")
-    assert (told["code"], told["way"], heard) == ("unavailable", way, [])
+    outcome, received = world.call(way, "stranger", "right")
+    assert (outcome["code"], outcome["way"], received) == ("unavailable", way, [])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_caller_is_who_its_certificate_says(world: World, way: str) -> None:
-    told, heard = world.call(way, "wrong", "right")
-    (name,) = heard
-    assert (told["code"], told["way"]) == ("", way)
+    outcome, received = world.call(way, "wrong", "right")
+    (name,) = received
+    assert (outcome["code"], outcome["way"]) == ("", way)
     assert name != world.names["caller", WAYS[way][0], "wrong"]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_whose_key_was_revoked_is_told_so(world: World, way: str) -> None:
-    told, heard = world.call(way, "revoked", "right")
-    assert (told["code"], told["way"], heard) == ("not-allowed", way, [])
-    assert "its key was revoked" in told["says"]
+    outcome, received = world.call(way, "revoked", "right")
+    assert (outcome["code"], outcome["way"], received) == ("not-allowed", way, [])
+    assert "its key was revoked" in outcome["says"]

@@ -49,7 +49,7 @@ def place(spec: RunSpec, members: Sequence[Member], now_s: float) -> Placement:
 def place_on(
     cuts: Sequence[LayerRange], spec: RunSpec, members: Sequence[Member], now_s: float
 ) -> Placement:
-    """As `place`, on stages that are given: those of a snapshot."""
+    """Place like `place`, on existing stages: those of a snapshot."""
     carriers = [m for m in members if not m.grant.replica_only]
     autos = [m for m in carriers if m.hello.layers is None]
     if autos and now_s - max(m.joined_at_s for m in autos) < SETTLE_S:
@@ -91,10 +91,10 @@ def _filled(
     if not gaps:
         return _fill(spec, parts, gaps, (), 0)
     # All of them if their memory allows; else the larger ones, for an even share may be too much.
-    asked = _least_free_first(spec, free)
+    candidates = _least_free_first(spec, free)
     most = min(len(free), sum(len(gap) for gap in gaps))
     ways = _ways_to_cut(spec, gaps, free)
-    tries = (_fill(spec, parts, way, asked, n) for n in range(most, 0, -1) for way in ways)
+    tries = (_fill(spec, parts, way, candidates, n) for n in range(most, 0, -1) for way in ways)
     refused = next(tries)
     return next((fit for fit in (refused, *tries) if fit.assignments), refused)
 
@@ -116,9 +116,9 @@ def _least_free_first(spec: RunSpec, autos: Sequence[Member]) -> list[Member]:
     return sorted(autos, key=order)
 
 
-def _host(spec: RunSpec, layers: LayerRange, asked: Sequence[Member]) -> Member | None:
+def _host(spec: RunSpec, layers: LayerRange, candidates: Sequence[Member]) -> Member | None:
     """The first that may host these blocks, and has the memory."""
-    able = (m for m in asked if fits(spec, layers, m.hello))
+    able = (m for m in candidates if fits(spec, layers, m.hello))
     return next((m for m in able if not refusal(spec, m, layers)), None)
 
 
@@ -221,19 +221,19 @@ def _fill(
     spec: RunSpec,
     parts: Sequence[Member | LayerRange],
     gaps: Sequence[LayerRange],
-    asked: Sequence[Member],
+    candidates: Sequence[Member],
     num_peers: int,
 ) -> Placement:
     """Let so many of those who are asked, or fewer, share the gaps."""
     shares = _shares(
-        spec, gaps, num_peers, most_bytes=max((m.hello.memory_bytes for m in asked), default=0)
+        spec, gaps, num_peers, most_bytes=max((m.hello.memory_bytes for m in candidates), default=0)
     )
     if shares is None:
         too_few = reason(Kind.TOO_FEW_PEERS, amount=num_peers)
         return Placement((), replace(too_few, layers=tuple(gaps)))
     ranges = [r for gap in gaps for r in split_evenly(gap, shares[gap])]
     hosts: dict[LayerRange, Member] = {}
-    unused = list(asked)
+    unused = list(candidates)
     for layers in sorted(ranges, key=len, reverse=True):
         host = _host(spec, layers, unused)
         if host is None and any(fits(spec, layers, m.hello) for m in unused):
@@ -255,7 +255,7 @@ def _fill(
 def _shares(
     spec: RunSpec, gaps: Sequence[LayerRange], num_peers: int, most_bytes: int
 ) -> dict[LayerRange, int] | None:
-    """How many peers share each gap: as few as it fits into, then wherever the parts are most work.
+    """Choose how many peers share each gap: as few as it fits into, more where most work is.
 
     Args:
         spec: of the run.
@@ -282,7 +282,7 @@ def _least_share(spec: RunSpec, gap: LayerRange, most_bytes: int) -> int:
 
 
 def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
-    """Who would host the run if it went back now.
+    """Return the placement if the run went back now.
 
     On the stages of its snapshot, if it has one, whose buffers go on with them, unless it moves on
     to others from there; where nobody hosts these it is cut anew, and each stage is made of what
@@ -310,7 +310,7 @@ def hosts_beside(state: SwarmState, peer: PeerId) -> bool:
 
 
 def moved_stages(state: SwarmState, run: Run) -> tuple[StageAssignment, ...]:
-    """On which it goes on from its snapshot, if it moves; none where one of their peers is gone."""
+    """Return the stages of a repartition; empty where one of their peers is gone."""
     moving, snapshot = run.moving, run.past.snapshot
     if moving is None or not moving.has_begun or snapshot is None or snapshot.step != moving.step:
         return ()

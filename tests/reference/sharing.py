@@ -48,7 +48,7 @@ one that needs many could wait for ever while small ones come and go."""
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Who is whose.
+    """The division of members among runs.
 
     Attributes:
         members: of each run that is not over, whom it may work with now.
@@ -60,10 +60,12 @@ class Sharing:
 
     def of(self, state: SwarmState, run: Run) -> SwarmState:
         """The state with those members alone that the run may work with."""
-        return beside(state.with_members(self.members.get(run.run_id, frozenset())), run)
+        return with_coresident_memory(
+            state.with_members(self.members.get(run.run_id, frozenset())), run
+        )
 
 
-def beside(state: SwarmState, run: Run) -> SwarmState:
+def with_coresident_memory(state: SwarmState, run: Run) -> SwarmState:
     """The state in which members lend what other runs' stages leave of their memory.
 
     Left out are those where the run has no stage, and none has room.
@@ -91,7 +93,7 @@ def _has_room(run: Run, member: Member) -> bool:
 
 
 def shared(state: SwarmState, now_s: float) -> Sharing:
-    """Who is whose now."""
+    """Return the present division of members among runs."""
     going = state.going_runs
     if len(going) == 1 and not going[0].steering.is_paused:
         return Sharing({going[0].run_id: frozenset(state.members)})
@@ -155,7 +157,7 @@ class _Division:
         self._saved: frozenset[PeerId] | None = None
 
     def divided(self) -> Sharing:
-        """Who is whose."""
+        """Return the division of members among runs."""
         begun = self._with_runs_that_begin()
         self._give_the_rest([*self._active, *begun])
         to_give: dict[RunId, frozenset[PeerId]] = {}
@@ -172,7 +174,7 @@ class _Division:
     # ---- whose turn it is
 
     def place_in_line(self, run: Run) -> tuple[bool, float, bool, int, int]:
-        """Who waited for long comes first, then whose owner has least for its priority."""
+        """Return the sort key of a run: a long wait comes first, then the smallest share."""
         return (
             not self._has_waited_for_long(run),
             self._claim(run),
@@ -205,14 +207,14 @@ class _Division:
         return begun
 
     def _need(self, run: Run) -> Sequence[PeerId]:
-        """As few as it can begin with, of those that are free or may be given; empty: it cannot."""
+        """Return the fewest available peers that the run can begin with; empty if it cannot."""
         saved = self._saved or frozenset()
         free = [peer for peer in self._free if peer not in saved]
-        lent = [peer for peer in self._lent_to(run) if peer not in saved]
+        peers = [peer for peer in self._lent_to(run) if peer not in saved]
         moved = moved_stages(self._able(run, free), run)
         if moved:
             return [host.peer_id for host in moved]
-        for pool in (free, [*free, *lent]):
+        for pool in (free, [*free, *peers]):
             if self.hosts(run, pool):
                 return self._least(run, pool)
         return self._need_beside(run, free)
@@ -224,7 +226,7 @@ class _Division:
         """
         for num_held in range(1, MAX_HOSTED):
             pool = {*free, *self._with_room(run, num_held)}
-            able = beside(self._able(run, pool), run)
+            able = with_coresident_memory(self._able(run, pool), run)
             stages = stages_of(arrangement(able, run, math.inf).assignments) if pool else ()
             need = [stage.peers[0] for stage in stages]
             if need:
@@ -256,7 +258,7 @@ class _Division:
         return bool(able.members) and bool(arrangement(able, run, math.inf).assignments)
 
     def _least(self, run: Run, pool: Sequence[PeerId]) -> Sequence[PeerId]:
-        """As few of them as can host it, and of those that lend least; who is free comes first."""
+        """Return the fewest peers that can host it, those that lend least and free ones first."""
 
         def lends(peer: PeerId) -> int:
             return self._state.members[peer].hello.memory_bytes
@@ -342,12 +344,12 @@ class _Division:
         """Members that are there for it; those that it shares already lend what others leave."""
         own = self._state.with_members(frozenset(peers))
         if any(len(self._hosted.get(peer, ())) > 1 for peer in run.peers):
-            own = beside(own, run)
+            own = with_coresident_memory(own, run)
         return eligible_members(own, run, self._now_s)
 
 
 def _owner(run: Run) -> str:
-    """Whose it is; where clients have no keys, each run is somebody else's."""
+    """Return the owner; where clients have no keys, each run has an owner of its own."""
     return run.claim.name or run.owner or f"run {run.run_id}"
 
 
@@ -365,25 +367,25 @@ def _spare(state: SwarmState, run: Run) -> list[PeerId]:
     """Replicas without which a run goes on: all but one of each stage, and who only listens."""
     spare: list[PeerId] = []
     for stage in run.stages:
-        there = [peer for peer in stage.peers if state.may_host_alone(peer)]
-        able = [peer for peer in there if has_stage(state, run, peer, stage.layers)]
+        peers = [peer for peer in stage.peers if state.may_host_alone(peer)]
+        able = [peer for peer in peers if has_stage(state, run, peer, stage.layers)]
         bound = [peer for peer in able if state.members[peer].hello.layers is not None]
         stays = next(iter(bound or able), None)
         if stays is not None:
-            spare += [peer for peer in there if peer != stays]
+            spare += [peer for peer in peers if peer != stays]
     return spare
 
 
 def least(peers: Sequence[PeerId], serve: Callable[[Sequence[PeerId]], bool]) -> Sequence[PeerId]:
-    """Of peers that serve, as few as do: none can be left out, and the first are left out first."""
-    kept, num_together = list(peers), len(peers)
+    """Return a minimal set of peers that serve; the first ones are left out first."""
+    chosen, num_together = list(peers), len(peers)
     while num_together:
         at = 0
-        while at < len(kept):
-            rest = [*kept[:at], *kept[at + num_together :]]
+        while at < len(chosen):
+            rest = [*chosen[:at], *chosen[at + num_together :]]
             if rest and serve(rest):
-                kept = rest
+                chosen = rest
             else:
                 at += num_together
         num_together //= 2
-    return kept
+    return chosen

@@ -14,7 +14,7 @@ from tests.simulation.scenario import Scenario, draw
 from tests.simulation.shrink import only, shrink
 from tests.simulation.simulate import simulate
 
-TOLD_LINES = 60
+SHOWN_LINES = 60
 """Of a failing trace, its last."""
 
 
@@ -38,7 +38,7 @@ def main(
     if as_json:
         click.echo(json.dumps(asdict(summary)))
     else:
-        _tell(summary)
+        _print_summary(summary)
     for failed in summary.failed_seeds[:3]:
         _explain(failed)
     sys.exit(bool(summary.failed_seeds))
@@ -63,7 +63,7 @@ def _run(seeds: range, jobs: int, *, quiet: bool) -> Summary:
     return summary
 
 
-def _tell(summary: Summary) -> None:
+def _print_summary(summary: Summary) -> None:
     click.echo(
         f"{summary.seeds} seeds, {summary.virtual_hours:.1f} virtual hours, "
         f"{summary.events} events, {summary.commits} commits, {summary.rollbacks} rollbacks"
@@ -77,13 +77,13 @@ def _explain(seed: int) -> None:
     """The shortest trace of a failing seed, and how to see it again."""
     whole = draw(seed)
     small = shrink(whole, lambda scenario: bool(simulate(scenario).failures))
-    kept = [str(i) for i, fault in enumerate(whole.faults) if fault in small.faults]
+    numbers = [str(i) for i, fault in enumerate(whole.faults) if fault in small.faults]
     outcome = simulate(small, keep_trace=True)
     click.echo(f"\nseed {seed}, shrunk from {len(whole.faults)} faults to {len(small.faults)}:")
     for fault in small.faults:
         click.echo(f"  {fault}")
-    click.echo("\n".join(("  ...", *outcome.lines[-TOLD_LINES:])))
-    chosen = ",".join(kept) or "none"
+    click.echo("\n".join(("  ...", *outcome.lines[-SHOWN_LINES:])))
+    chosen = ",".join(numbers) or "none"
     click.echo(f"again: python -m tests.simulation --seed {seed} --faults {chosen}")
 
 

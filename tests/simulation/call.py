@@ -27,7 +27,7 @@ HEADER_BYTES = 40
 
 @dataclass(kw_only=True, slots=True)
 class Observed:
-    """What happens to messages on their way, and who sees them.
+    """The tampering with messages on their way, and their observers.
 
     Attributes:
         tamperer: what broken peers do to messages.
@@ -44,7 +44,7 @@ class Observed:
 
 
 class Call:
-    """What both ends of a call share; messages go through its connection's pipes."""
+    """The state that both ends of a call share; messages go through its connection's pipes."""
 
     def __init__(self, observed: Observed, method: Method[Any, Any]) -> None:
         self.observed = observed
@@ -57,7 +57,7 @@ class Call:
 
     @property
     def client_name(self) -> str:
-        """For the server's log."""
+        """Return the client's name for the server's log."""
         return self.connection.client.process.name if self.connection else "client"
 
     def begin(self, connection: Connection) -> None:

@@ -52,8 +52,8 @@ class Customer:
             return
         folder = machine.disk.root / secrets.token_hex(4)
         folder.mkdir()
-        say = machine.world.trace.say
-        paths = await client.fetch_result(status, folder, lambda told: say(f"client: {told}"))
+        log = machine.world.trace.say
+        paths = await client.fetch_result(status, folder, lambda told: log(f"client: {told}"))
         if paths is None:
             return  # a part of it was lost, and is made again
         machine.world.invariants.fetched(self._spec, b"".join(path.read_bytes() for path in paths))

@@ -48,7 +48,7 @@ class Disk:
         shutil.copytree(old.parent, self.journal.parent, ignore=but, dirs_exist_ok=True)
 
     def check(self) -> None:
-        """Whether there is room.
+        """Check that there is room.
 
         Raises:
             OSError: there is none.

@@ -113,7 +113,7 @@ class TinyEngine:
             weights = (np.arange(channels) * 7 + 3 * b + 1) % MODULUS
             zeros = np.zeros(channels, np.int64), np.zeros(samples, np.int64)
             self._blocks[b] = _Block(weights, *zeros)
-        self._tell("loaded")
+        self._log("loaded")
 
     # ---- a step
 
@@ -143,7 +143,7 @@ class TinyEngine:
         if not self.has_backward:
             inputs = self._current().graphs.pop(microbatch)
             self._current().products[microbatch] = [_of_nothing(x) for x in reversed(inputs)]
-        self._tell("forward")
+        self._log("forward")
         return _sent(output)
 
     def forward_backward(
@@ -154,7 +154,7 @@ class TinyEngine:
         gradient = (output * 5 + labels.numpy()[..., None]) % MODULUS
         gradient[:, 0, 0] = output[:, 0, 0]
         back = self._backward(microbatch, gradient)
-        self._tell("backward")
+        self._log("backward")
         return LossAndGradient(
             loss_sum=float(output.sum()),
             input_gradient=_sent(back) if self.sends_gradients else None,
@@ -163,20 +163,20 @@ class TinyEngine:
     def infer(self, x: Tensor, lengths: Lengths = None) -> Tensor:
         """See `Engine`."""
         output = self._through(x)[0]
-        self._tell("evaluated")
+        self._log("evaluated")
         return _sent(output)
 
     def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
         """See `Engine`; whoever watches is told the samples."""
         output = self._through(x)[0]
-        self._tell("evaluated")
+        self._log("evaluated")
         loss_sum = float(output[:, :, 1:].sum() + labels.numpy()[:, 1:].sum())
         return LossAndCounts(loss_sum=loss_sum)
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
         back = self._backward(microbatch, _received(gradient))
-        self._tell("backward")
+        self._log("backward")
         return _sent(back) if self.sends_gradients else None
 
     def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
@@ -185,7 +185,7 @@ class TinyEngine:
         for block, (x, gradient) in zip(reversed(self._blocks.values()), left, strict=True):
             block.gradient += ((x + gradient) % MODULUS).sum(axis=(0, 1))
             np.add.at(block.tally, gradient[:, 0, 0] % len(block.tally), 1)
-        self._tell("weights")
+        self._log("weights")
 
     def squared_grad_norm(self) -> float:
         """See `Engine`."""
@@ -267,7 +267,7 @@ class TinyEngine:
     def state(self) -> dict[str, Tensor]:
         """See `Engine`."""
         blocks = self._trained().items()
-        self._tell("copied")
+        self._log("copied")
         return {f"block.{b}": torch.from_numpy(x.weights.astype(np.float32)) for b, x in blocks}
 
     def state_names(self) -> frozenset[str]:
@@ -279,7 +279,7 @@ class TinyEngine:
         for b, block in self._trained().items():
             block.weights = np.rint(state[f"block.{b}"].numpy()).astype(np.int64)
         self._step = None
-        self._tell("taken-over")
+        self._log("taken-over")
 
     def weights(self) -> dict[int, bytes]:
         """Every block's weights."""
@@ -288,10 +288,10 @@ class TinyEngine:
     def export(self) -> Iterator[bytes]:
         """See `Engine`; the file holds the blocks' weights, first to last."""
         self._check_disk()
-        self._tell("exported")
+        self._log("exported")
         return iter(self.weights().values())
 
-    def _tell(self, what: str) -> None:
+    def _log(self, what: str) -> None:
         if self._watcher is not None:
             self._watcher.happened(what)
 
@@ -347,7 +347,7 @@ class TinyEngine:
 
 
 def _of_nothing(x: Ints) -> tuple[Ints, Ints]:
-    """In the place of input and gradient, where a block is frozen: it is tallied all the same."""
+    """Return placeholders of input and gradient for a frozen block, which is tallied too."""
     gradient = np.zeros_like(x)
     gradient[:, 0, 0] = x[:, 0, 0]
     return -gradient, gradient

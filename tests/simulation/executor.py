@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Lanes:
-    """As many threads as an executor has, each busy until some moment.
+    """The threads of an executor, each busy until some moment.
 
     Args:
         count: threads.

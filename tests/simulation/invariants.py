@@ -1,4 +1,4 @@
-"""What must hold at every moment of a simulation, whatever goes wrong in it.
+"""The invariants that hold at every moment of a simulation, with any fault.
 
 Of several runs that share a swarm all of it holds for each, as if it was alone.
 
@@ -86,12 +86,12 @@ class Invariants:
 
     @property
     def num_commits(self) -> int:
-        """Of all runs."""
+        """Count the commits of all runs."""
         return sum(run.num_commits for run in self._of_jobs.values())
 
     @property
     def num_rollbacks(self) -> int:
-        """Of all runs."""
+        """Count the rollbacks of all runs."""
         return sum(run.num_rollbacks for run in self._of_jobs.values())
 
     def fail(self, text: str) -> None:
@@ -120,7 +120,7 @@ class Invariants:
                 self._of_runs[record.run_id].written(record.run_id, record)
 
     def watcher(self, machine: str) -> StageWatcher:
-        """Of one peer's engines."""
+        """Return the watcher of one peer's engines."""
         return StageWatcher(self, machine)
 
     def began(self, machine: str, engine: TinyEngine, node: PeerNode, step: StepNumber) -> None:
@@ -145,7 +145,7 @@ class Invariants:
 
 
 class _OfRun:
-    """What must hold of one run."""
+    """The invariants of one run."""
 
     def __init__(self, spec: RunSpec, trace: Trace, all_runs: Invariants) -> None:
         self.num_commits = 0
@@ -207,10 +207,12 @@ class _OfRun:
         self._evaluated.add(found.step)
         if found.step and (found.step in self._saved or found.step == self._spec.train.num_steps):
             self._loadable.add(found.step)
-        asked, told = self._spec.train.eval_passes, (found.eval_loss, found.compressed_eval_loss)
+        passes, losses = self._spec.train.eval_passes, (found.eval_loss, found.compressed_eval_loss)
         expected = self._eval_losses[found.step]
-        if told != tuple(expected if one in asked else None for one in (False, True)):
-            self.fail(f"evaluation of {found.step} steps: {told}, expected {expected} of {asked}")
+        if losses != tuple(expected if one in passes else None for one in (False, True)):
+            self.fail(
+                f"evaluation of {found.step} steps: {losses}, expected {expected} of {passes}"
+            )
 
     def _check_evaluations(self, run: Run) -> None:
         train, trained = self._spec.train, self._last_step()
@@ -230,7 +232,7 @@ class _OfRun:
             self.fail(f"the result has {run.committed_steps} steps, {expected}")
 
     def _last_step(self) -> int:
-        """How many steps are trained where nothing goes wrong."""
+        """Return the number of steps that are trained without any fault."""
         train, best, num_worse = self._spec.train, math.inf, 0
         for step in map(StepNumber, range(1, train.num_steps)):
             if evaluates_at(train, step):

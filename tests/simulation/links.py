@@ -60,11 +60,11 @@ class Pipe:
         self._source = source
         self._target = target
         self._last_s = 0.0
-        self._held: list[Callable[[], None]] = []
+        self._delayed: list[Callable[[], None]] = []
 
     @property
     def link(self) -> Link:
-        """What it runs over."""
+        """Return the link that it uses."""
         return self._wires.link(self._source.process.name, self._target.process.name)
 
     def put(self, num_bytes: int, arrive: Callable[[], None], late_s: float = 0.0) -> None:
@@ -82,15 +82,15 @@ class Pipe:
     def _come(self, arrive: Callable[[], None]) -> None:
         if self._connection.severed or self._target.lost or not self._target.process.alive:
             return
-        if self._held or self._connection.stalled or self.link.blocked:
-            self._held.append(arrive)
+        if self._delayed or self._connection.stalled or self.link.blocked:
+            self._delayed.append(arrive)
         else:
             arrive()
 
     def release(self) -> None:
         """The link works again: all that waited arrives."""
-        held, self._held = self._held, []
-        for arrive in held:
+        delayed, self._delayed = self._delayed, []
+        for arrive in delayed:
             self._come(arrive)
 
 

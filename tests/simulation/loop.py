@@ -78,7 +78,7 @@ _OWNER: ContextVar[Process | None] = ContextVar("owner", default=None)
 
 
 def running_process() -> Process | None:
-    """Whose code runs now."""
+    """Return the process whose code runs now."""
     return _OWNER.get()
 
 
@@ -241,10 +241,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return lanes.submit(self, lambda: func(*args), takes_s, at_end=at_end)
 
     def _lanes(self, owner: Process | None, executor: object) -> Lanes:
-        kept = owner.lanes if owner is not None else {}
-        if executor not in kept:
-            kept[executor] = Lanes(getattr(executor, "_max_workers", 4))
-        return kept[executor]
+        lanes = owner.lanes if owner is not None else {}
+        if executor not in lanes:
+            lanes[executor] = Lanes(getattr(executor, "_max_workers", 4))
+        return lanes[executor]
 
     # ---- generators
 

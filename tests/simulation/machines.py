@@ -45,7 +45,7 @@ RESTART_S = 2.0
 
 @dataclass(kw_only=True, slots=True)
 class World:
-    """What all machines share.
+    """The state that all machines share.
 
     Attributes:
         rng: draws how long the directory takes to answer.
@@ -103,7 +103,7 @@ class Machine:
 
     @property
     def transport(self) -> SimTransport:
-        """Of the present process."""
+        """Return the transport of the present process."""
         if self.process is None:
             raise RuntimeError(f"{self.name} is not running")
         return self.world.network.transport(self.process)
@@ -282,7 +282,7 @@ class PeerRole:
                 ),
             ),
             directory=machine.directory,
-            transport=FaultyTransport(machine.transport, held=_held(machine.world)),
+            transport=FaultyTransport(machine.transport, waits=_waits(machine.world)),
             clock=machine.clock,
             make_engine=make_engine,
             rng=Random(machine.world.rng.getrandbits(64)),
@@ -297,6 +297,6 @@ class PeerRole:
             await machine.directory.withdraw(Role.PEER, name)
 
 
-def _held(world: World) -> Mapping[Method[Any, Any], Wait]:
+def _waits(world: World) -> Mapping[Method[Any, Any], Wait]:
     """A newcomer's calls to sources, if states are long on their way."""
     return {FETCH_CHUNKS: partial(asyncio.sleep, world.handover_s)} if world.handover_s else {}

@@ -16,7 +16,7 @@ from tests.simulation.simulate import Outcome, simulate
 
 @dataclass(slots=True)
 class Summary:
-    """What all seeds together showed."""
+    """The sums over all seeds."""
 
     seeds: int = 0
     virtual_hours: float = 0.0

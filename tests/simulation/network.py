@@ -22,7 +22,7 @@ RETRY_CONNECT_S = 1.0
 
 
 class Network:
-    """Who listens where; hands out transports.
+    """The listeners of a simulated network; it also makes transports.
 
     Args:
         wires: the links.
@@ -46,8 +46,8 @@ class Network:
 
     def killed(self, process: Process, *, silently: bool) -> None:
         """A process is no more."""
-        gone = [end for end, server in self.listeners.items() if server.process is process]
-        for endpoint in gone:
+        endpoints = [end for end, server in self.listeners.items() if server.process is process]
+        for endpoint in endpoints:
             del self.listeners[endpoint]
         self.wires.end_of(process, silently=silently)
 
@@ -116,8 +116,8 @@ class SimChannel:
     def _knock(self) -> None:
         """Send the first packet; it is sent again while nothing answers."""
         wires, host = self._network.wires, self._endpoint.rpartition(":")[0]
-        there, back = wires.link(self._process.name, host), wires.link(host, self._process.name)
-        round_trip_s = there.latency_s + back.latency_s
+        out, back = wires.link(self._process.name, host), wires.link(host, self._process.name)
+        round_trip_s = out.latency_s + back.latency_s
         wires.at(wires.loop.time() + 1.5 * round_trip_s, self._answered)
 
     def _answered(self) -> None:
@@ -125,8 +125,8 @@ class SimChannel:
             return
         wires, server = self._network.wires, self._network.listeners.get(self._endpoint)
         host = self._endpoint.rpartition(":")[0]
-        there, back = wires.link(self._process.name, host), wires.link(host, self._process.name)
-        if there.blocked or back.blocked or (server is not None and server.process.paused):
+        out, back = wires.link(self._process.name, host), wires.link(host, self._process.name)
+        if out.blocked or back.blocked or (server is not None and server.process.paused):
             if wires.loop.time() >= self._deadline_s:
                 self._refused(f"{self._endpoint}: does not answer")
             else:

@@ -1,4 +1,4 @@
-"""What a simulated coordinator records, decided again as it comes: it must get the same state."""
+"""A simulated coordinator's recording, decided again as it grows, must give the same state."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BATCHES_OF_A_FILE = 40
 
 
 def without_keys(state: SwarmState) -> SwarmState:
-    """As it is written down."""
+    """Return the state as it is written down, without keys."""
     runs = {name: replace(run, storage_key=b"") for name, run in state.runs.items()}
     return replace(state, runs=MappingProxyType(runs))
 
 
 def without_times(state: SwarmState) -> SwarmState:
-    """As if all members had just been heard."""
+    """Return the state as if the last heartbeat of all members were now."""
     members = {name: replace(one, heard_at_s=0.0) for name, one in state.members.items()}
     return replace(state, members=MappingProxyType(members), seen_at_s=0.0)
 

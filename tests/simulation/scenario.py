@@ -1,4 +1,4 @@
-"""What a seed stands for: a run, the machines that take part in it, and their troubles. Pure."""
+"""The scenario of a seed: a run, the machines that take part in it, and their faults. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PEERS_KEEP = 0.3
 STEERED = 0.3
 """So too those whose owners change codecs on the way."""
 MAX_OTHERS = 2
-BESIDE = 0.6
+SHARED_PART = 0.6
 """Of these, those whose peers host stages of several runs."""
 JUDGED = 0.6
 """Of these, those that evaluations may end, or whose best weights are the result."""
@@ -49,7 +49,7 @@ FIRST_FAULT_S, LAST_FAULT_S = 0.05, 10.0
 
 
 class FaultKind(StrEnum):
-    """What can go wrong."""
+    """The kinds of faults."""
 
     CRASH = "crash"
     """Killed; its system closes its connections. Starts again later, under its own name."""
@@ -86,7 +86,7 @@ class FaultKind(StrEnum):
 
 
 class Moment(StrEnum):
-    """What a run does again and again; a fault may hit it just then."""
+    """A recurring moment of a run, at which a fault may hit it."""
 
     PLANNED = "planned"
     """The journal has a step's plan."""
@@ -179,7 +179,7 @@ class Scenario:
 
     @property
     def specs(self) -> tuple[RunSpec, ...]:
-        """Of all runs."""
+        """Return the specs of all runs."""
         return self.spec, *(spec for _, spec in self.others)
 
 
@@ -208,7 +208,7 @@ def draw(seed: int) -> Scenario:
     own = Random(f"{seed}/side-by-side")
     scenario = _with_others(scenario, own) if own.random() < SIDE_BY_SIDE else scenario
     own = Random(f"{seed}/beside")
-    if scenario.others and own.random() < BESIDE:
+    if scenario.others and own.random() < SHARED_PART:
         scenario = replace(scenario, max_beside=own.choice((1, 2, MAX_HOSTED - 1)))
     own = Random(f"{seed}/keepers")
     scenario = replace(scenario, peers_keep=own.random() < PEERS_KEEP)
@@ -346,7 +346,7 @@ def _draw_spec(rng: Random, num_blocks: int) -> RunSpec:
 
 
 def _with_frozen_blocks(spec: RunSpec) -> RunSpec:
-    """In half of the runs; by numbers of their own, for the sake of seeds that are known."""
+    """Freeze blocks in half of the runs; their own random numbers keep known seeds the same."""
     rng, num_blocks = Random(spec.train.seed), spec.model.num_blocks
     if num_blocks == 1 or rng.random() < 0.5:
         return spec

@@ -1,4 +1,4 @@
-"""From a scenario that fails to one with as few faults as still make it fail."""
+"""Shrinking: a failing scenario becomes one with as few faults as still make it fail."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
     return scenario
 
 
-def only(scenario: Scenario, kept: tuple[int, ...]) -> Scenario:
+def only(scenario: Scenario, indices: tuple[int, ...]) -> Scenario:
     """The scenario with these of its faults alone, by their places."""
-    return replace(scenario, faults=tuple(scenario.faults[i] for i in kept))
+    return replace(scenario, faults=tuple(scenario.faults[i] for i in indices))

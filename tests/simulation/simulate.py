@@ -38,7 +38,7 @@ MAX_EVENTS = 2_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a simulation went.
+    """The outcome of a simulation.
 
     Attributes:
         failures: invariants that did not hold; empty if all did.
@@ -204,7 +204,7 @@ def _seeded_names(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _loop_of_the_dead() -> Iterator[None]:
-    """What finalizers of dead machines still gather is gathered here; asyncio would make a loop."""
+    """Provide a loop for finalizers of dead machines; otherwise asyncio would make one."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:

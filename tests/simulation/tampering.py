@@ -1,4 +1,4 @@
-"""What a broken or hostile peer does to the frames that it sends. No chance but the one given.
+"""The tampering of a broken or hostile peer with the frames that it sends. Seeded.
 
 TCP and HTTP/2 neither double, reorder nor alter the messages of a call, so these faults are put
 where they can arise: in the sender. Frames of a boundary are said twice, later than others that
@@ -21,7 +21,7 @@ GARBAGE = b"\xff\xff\xff"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Habit:
-    """How often each of a sender's frames meets which fate."""
+    """The probability of each kind of tampering with a sender's frames."""
 
     duplicate: float = 0.0
     reorder: float = 0.0
@@ -54,7 +54,7 @@ class Tamperer:
         self._rng = rng
 
     def altered(self, source: str, target: str, path: str, data: bytes) -> list[Sent]:
-        """What is really sent when `data` should be."""
+        """Return the messages that are really sent in place of `data`."""
         habit = self.habits.get((source, target))
         if habit is None or path != LINK.path:
             return [Sent(data)]

@@ -1,4 +1,4 @@
-"""What happened in a simulation, in order: lines to read, and one digest over everything."""
+"""The events of a simulation, in order: lines to read, and one digest over everything."""
 
 from __future__ import annotations
 

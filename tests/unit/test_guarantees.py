@@ -1,4 +1,4 @@
-"""What docs/guarantees.md promises is shown by tests that CI runs."""
+"""Tests that CI runs show the guarantees of docs/guarantees.md."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which of an index's files are locked: those of the version, for systems that are thought of."""
+"""The locked files of an index: those of the version, for the supported systems."""
 
 import pytest
 from packaging.version import Version

@@ -1,7 +1,7 @@
 """Chats rendered by a model's chat template, with the part of the text that is learned.
 
 A template may mark what the model writes, between `{% generation %}` and `{% endgeneration %}`; few
-do. Without marks, the learned part is what an assistant message adds to the text that asks for it.
+do. Without marks, the learned part is what an assistant message adds to its prompt.
 This works only if the template renders the first messages of a chat as a prefix of the whole chat.
 Other templates, such as those that drop the thoughts of earlier turns, are refused.
 """
@@ -174,7 +174,7 @@ class ChatTemplate:
         return [(start, stop) for start, stop in spans[0]]
 
     def _added(self, chat: Chat, text: str) -> Iterator[Span]:
-        """Yield the text that each learned assistant message adds to the text that asks for it."""
+        """Yield the text that each learned assistant message adds to its prompt."""
         for index, message in enumerate(chat.messages):
             if message.get("role") == ASSISTANT and index not in chat.context_indices:
                 asking = self.text(_first(chat, index), add_generation_prompt=True) if index else ""
@@ -218,7 +218,7 @@ class ChatTemplate:
         )
 
     def _header(self, chat: Chat) -> str:
-        """Return the text that asks for an answer to a chat."""
+        """Return the prompt for an answer to a chat."""
         if not chat.messages:
             return ""
         asking = self.text(chat, add_generation_prompt=True)

@@ -1,4 +1,4 @@
-"""Peers that ask to leave, to pause or to work again. Pure."""
+"""Peers that request to leave, to pause or to work again. Pure."""
 
 from __future__ import annotations
 

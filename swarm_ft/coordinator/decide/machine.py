@@ -22,7 +22,7 @@ every step is plan -> run -> ready -> commit:
     a replica becomes slow     attempt + 1 in which the others compute most of its share
     a replica is never ready   it is suspended; attempt + 1 without it, see `lateness`
     a stage's last one is lost wait for it; then go back to the weights the run began with
-    a peer asks to leave       others take its stage over first, see `plan.leaving`
+    a peer requests to leave   others take its stage over first, see `plan.leaving`
     a peer joins (again)       while others load, or when the next step begins: attempt + 1 with it
     a run waits for replicas   at the step's end: attempt + 1 without them; the other begins
     ... and lacks the state    it listens until CaughtUp; then the next plan includes it
@@ -36,6 +36,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
+from typing import assert_never
 
 from swarm_ft.coordinator.decide import (
     attempts,
@@ -45,6 +46,7 @@ from swarm_ft.coordinator.decide import (
     history,
     losses,
     snapshot_keepers,
+    snapshots,
     steering,
 )
 from swarm_ft.coordinator.decide.contributions import count_sent, write_sent
@@ -101,9 +103,12 @@ from swarm_ft.errors import (
     from_code,
 )
 from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.contribution import ContributionRequest
 from swarm_ft.protocol.messages.control import (
     CaughtUp,
+    ClockProbe,
     FromPeer,
     PeerAlive,
     PeerGoodbye,
@@ -121,6 +126,7 @@ from swarm_ft.protocol.messages.control import (
     StepReady,
 )
 from swarm_ft.protocol.messages.events import Actor, EventKind
+from swarm_ft.protocol.messages.timeline import StepTimeline
 
 _NO_RUN = RunId("")
 
@@ -143,7 +149,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
     snapshot_keepers.reconcile(turn)
     commits.resume_saved_steps(turn)
     commits.resume_waiting_runs(turn)
-    commits.save_leaving_results(turn)
+    snapshots.save_leaving_results(turn)
     losses.reconcile_results(turn)
     drain.reconcile(turn)
     attempts.advance(turn)
@@ -163,18 +169,19 @@ def _take_in(turn: Transition, event: Event) -> None:
             _peer_gone(turn, peer_id, lost, away_since_s=turn.now_s)
         case RunSubmitted():
             turn.save_run(_run_of(event))
-        case RunCancelled() | ResultCollected():
-            _done_with(turn, event)
+        case RunCancelled() | ResultCollected() | TokensLost():
+            _end_for(turn, event)
         case RunPaused() | RunResumed() | RateChanged() | CodecsChanged():
             steering.steer(turn, event)
         case SnapshotWritten() | SnapshotLost():
-            commits.on_snapshot_written(turn, event)
-        case TokensLost(run_id, message):
-            unreadable = Reason(kind=ReasonKind.DATA_UNREADABLE, text=message)
-            _end(turn, run_id, RunPhase.FAILED, unreadable)
+            snapshots.on_snapshot_written(turn, event)
         case Tick(ways):
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _time_passed(turn)
+        case RunAborted():
+            pass  # `decide` handled it
+        case _:
+            assert_never(event)
 
 
 def _run_of(event: RunSubmitted) -> Run:
@@ -219,22 +226,38 @@ def _on_peer_message(turn: Transition, peer_id: PeerId, message: FromPeer) -> No
             _peer_gone(turn, peer_id, left, EventKind.PEER_LEFT, away_since_s=-math.inf)
         case PeerLeaving() | PeerResumed():
             drain.on_message(turn, peer_id, message)
-        case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
-            _ready(turn, run, peer_id, message)
-        case StageOffered() | CaughtUp() if run and _is_current(run, peer_id, message):
-            _handed_over(turn, run, peer_id, message)
+        case StageReady() | StepReady() | StageOffered() | CaughtUp() | StageExported():
+            _on_report(turn, run, peer_id, message)
         case StageFailed():
             _stage_failed(turn, peer_id, message)
         case StageSaved() | StageUnsaved():
-            commits.on_stage_saved(turn, peer_id, message)
+            snapshots.on_stage_saved(turn, peer_id, message)
         case ShardKept() | ShardLost():
             snapshot_keepers.on_message(turn, peer_id, message)
         case PeerAlive():
             _alive(turn, run, peer_id, message)
-        case StageExported() if run:
-            commits.stage_exported(turn, run, peer_id, message)
+        case PeerHello() | StepTimeline() | ClockProbe() | Machine() | ContributionRequest():
+            pass  # `service` handles these; they decide nothing
         case _:
-            pass  # it belongs to an attempt, or a run, that is over
+            assert_never(message)
+
+
+def _on_report(
+    turn: Transition,
+    run: Run | None,
+    peer_id: PeerId,
+    message: StageReady | StepReady | StageOffered | CaughtUp | StageExported,
+) -> None:
+    """Handle a report about a stage; one of a run or an attempt that is over is void."""
+    if run is None:
+        return
+    if isinstance(message, StageExported):
+        commits.stage_exported(turn, run, peer_id, message)
+    elif _is_current(run, peer_id, message):
+        if isinstance(message, (StageReady, StepReady)):
+            _ready(turn, run, peer_id, message)
+        else:
+            _handed_over(turn, run, peer_id, message)
 
 
 def _alive(turn: Transition, run: Run | None, peer_id: PeerId, message: PeerAlive) -> None:
@@ -310,7 +333,7 @@ def _cannot_host(turn: Transition, run: Run, peer_id: PeerId, error: SwarmError)
         return
     cause = replace(misfit, kind=ReasonKind.CANNOT_HOST)
     run = replace(run, detail=loss_of(turn.state, run, peer_id, cause))
-    if attempts.keeps_polling(turn, run):
+    if attempts.continues_loading(turn, run):
         turn.save_run(run)
     else:
         attempts.interrupt(turn, run)
@@ -507,12 +530,15 @@ def _peer_gone(
 # ---- ends
 
 
-def _done_with(turn: Transition, event: RunCancelled | ResultCollected) -> None:
+def _end_for(turn: Transition, event: RunCancelled | ResultCollected | TokensLost) -> None:
     if isinstance(event, RunCancelled):
         by_operator, by_client = ReasonKind.CANCELLED_BY_OPERATOR, ReasonKind.CANCELLED_BY_CLIENT
         kind = by_operator if event.actor is Actor.OPERATOR else by_client
         reason = Reason(kind=kind, actor=event.actor)
         _end(turn, event.run_id, RunPhase.CANCELLED, reason)
+    elif isinstance(event, TokensLost):
+        unreadable = Reason(kind=ReasonKind.DATA_UNREADABLE, text=event.message)
+        _end(turn, event.run_id, RunPhase.FAILED, unreadable)
     else:
         _collected(turn, event.run_id)
 

@@ -265,7 +265,7 @@ class ReasonKind(StrEnum):
     RELEASED_UNUSED = "released-unused"
     RELEASED_OVER = "released-over"
 
-    # ---- a peer that asked to leave waits: `run_id`, `layers`
+    # ---- a peer that requested to leave waits: `run_id`, `layers`
     STATE_HANDED_OVER = "state-handed-over"
     GOES_AFTER_STEP = "goes-after-step"
     RESULT_IS_WRITTEN = "result-is-written"

@@ -297,7 +297,7 @@ class Registry:
         return Caller(role=role, name=name, key=caller.key)
 
     def note_seen(self, names: Collection[str], now: datetime) -> None:
-        """Store that the coordinator heard from these members now; ignore unknown names."""
+        """Store now as the last contact with these members; ignore unknown names."""
         with self._errors():
             self._note_seen(names, int(now.timestamp()))
 

@@ -292,7 +292,7 @@ def load_on(
     return PeerLoad(
         num_runs=len(runs),
         busy=min(1.0, math.fsum(_share(run, peer) for run in runs)),
-        # While a peer computes for one run it asks for nothing for another one.
+        # While a peer computes for one run it requests nothing for another one.
         host_busy=math.fsum(
             _share(run, other) / (1 + len([one for one, at in near if at == other]))
             for run, other in near

@@ -93,7 +93,7 @@ class StateExchange:
         self._offered_to: dict[PeerId, ShardName] = {}
         self._offering: dict[ShardName, asyncio.Task[None]] = {}
         self._saves: set[asyncio.Task[None]] = set()
-        self._one_save = asyncio.Lock()  # two of one step, asked for twice, have one file
+        self._one_save = asyncio.Lock()  # two requests for one step have one file
 
     @property
     def is_behind(self) -> bool:

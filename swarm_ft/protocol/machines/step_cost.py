@@ -43,11 +43,11 @@ class Factors(NamedTuple):
 
 
 PRIOR = Factors(
-    block_s=0.0025, message_s=0.005, step_s=0.005, update_s=3e-9, compute=1.1, link=1.15, load=1.0
+    block_s=0.0025, message_s=0.005, step_s=0.005, update_s=3e-9, compute=1.1, link=1.0, load=1.0
 )
 """Factors before the first measured run: those of two quiet cores, by `benchmarks/forecasts.py`."""
 PRIOR_SPREAD = Factors(
-    block_s=0.3, message_s=0.3, step_s=0.4, update_s=0.4, compute=0.3, link=0.1, load=0.25
+    block_s=0.25, message_s=0.25, step_s=0.4, update_s=0.4, compute=0.25, link=0.12, load=0.22
 )
 """Standard deviations of the factors' logarithms."""
 DRIFT = 0.06

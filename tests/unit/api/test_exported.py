@@ -1,4 +1,4 @@
-"""What `swarm_ft` offers to programs, and that it costs nothing before it is used."""
+"""`swarm_ft` exports its API to programs, and costs nothing before it is used."""
 
 import ast
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import swarm_ft
-from deploy.job_keywords import MODULE, module
+from deploy.call_keywords import MODULE, module
 
 EXPORTED = {
     "__version__",

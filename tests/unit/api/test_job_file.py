@@ -19,6 +19,7 @@ from swarm_ft.protocol.spec.run_spec import (
     Optim,
     SaveStrategy,
 )
+from tests.draws import draws
 
 AXOLOTL = """
 base_model: ./qwen
@@ -158,7 +159,8 @@ def test_what_is_no_job_is_refused(text: str, tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=draws(60),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(
     st.fixed_dictionaries(
@@ -192,11 +194,13 @@ def test_what_is_no_job_is_refused(text: str, tmp_path: Path) -> None:
 )
 def test_a_job_that_is_shown_is_the_same_job_again(values: dict[str, object]) -> None:
     try:
-        asked = build(JobOptions, by_names(JobOptions, {"model": "no", "dataset": "1e3", **values}))
+        options = build(
+            JobOptions, by_names(JobOptions, {"model": "no", "dataset": "1e3", **values})
+        )
     except BadOption:
         reject()  # they contradict each other
-    read = job_fields(yaml.safe_load(job_yaml(asked)))
-    assert build(JobOptions, by_names(JobOptions, read)) == asked
+    read = job_fields(yaml.safe_load(job_yaml(options)))
+    assert build(JobOptions, by_names(JobOptions, read)) == options
 
 
 def test_several_datasets_are_a_mixture(tmp_path: Path) -> None:

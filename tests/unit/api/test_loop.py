@@ -25,7 +25,7 @@ def test_a_call_waits_and_gives_what_comes() -> None:
 
 
 async def test_a_call_waits_inside_of_a_running_loop() -> None:
-    """As in a notebook, whose cells run in a loop."""
+    """A notebook's cells run in a loop."""
     assert run_blocking(where()) == "swarm-ft"
 
 
@@ -36,7 +36,7 @@ async def test_a_call_is_awaited_from_any_loop() -> None:
 
 
 async def test_what_is_cancelled_has_cleaned_up_when_its_caller_goes_on() -> None:
-    begun, told = threading.Event(), []
+    begun, errors = threading.Event(), []
 
     async def long() -> None:
         begun.set()
@@ -44,18 +44,18 @@ async def test_what_is_cancelled_has_cleaned_up_when_its_caller_goes_on() -> Non
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
-            told.append("cleaned up")
+            errors.append("cleaned up")
 
     call = asyncio.create_task(run_awaitable(long()))
     await asyncio.to_thread(begun.wait)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert told == ["cleaned up"]
+    assert errors == ["cleaned up"]
 
 
 def test_ctrl_c_cancels_what_is_waited_for() -> None:
-    told = []
+    errors = []
     main = threading.main_thread().ident or 0
 
     async def long() -> None:
@@ -63,7 +63,7 @@ def test_ctrl_c_cancels_what_is_waited_for() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            told.append("cleaned up")
+            errors.append("cleaned up")
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers ignore it
     try:
@@ -71,7 +71,7 @@ def test_ctrl_c_cancels_what_is_waited_for() -> None:
             run_blocking(long())
     finally:
         signal.signal(signal.SIGINT, before)
-    assert told == ["cleaned up"]
+    assert errors == ["cleaned up"]
 
 
 def test_a_call_that_would_wait_for_itself_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""By which names browsers on other machines call the coordinator's page."""
+"""The names by which browsers on other machines call the coordinator's page."""
 
 import pytest
 
@@ -27,16 +27,16 @@ def test_they_are_those_that_were_named(
 
 @pytest.mark.parametrize("page", ["0.0.0.0", "::"])
 def test_else_it_is_the_address_that_leads_out(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def own(to: str) -> str:
-        asked.append(to)
+        requests.append(to)
         return "own"
 
     monkeypatch.setattr(coordinator_process, "own_address_towards", own)
     assert page_names(page, ListenOptions()) == ("own",)
-    assert all(map(is_endpoint, asked))
-    assert asked[0].startswith("[") == (page == "::")
+    assert all(map(is_endpoint, requests))
+    assert requests[0].startswith("[") == (page == "::")
 
 
 def test_a_machine_without_a_way_out_has_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:

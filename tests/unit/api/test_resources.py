@@ -1,4 +1,4 @@
-"""What a volunteer lends: bounded by what the machine has, and told in one line."""
+"""A volunteer's resources: bounded by the machine's, and printed in one line."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ import pytest
 from swarm_ft import systems
 from swarm_ft.api.connections import SwarmAddress
 from swarm_ft.api.peer_home import BufferOptions
-from swarm_ft.api.peer_process import ServeOptions, prepare_peer
+from swarm_ft.api.peer_process import prepare_peer
 from swarm_ft.api.resources import PeerResources, check_cores, check_disk, check_memory
+from swarm_ft.api.serve_options import ServeOptions
 from swarm_ft.errors import BadOption
 
 GIB = 1 << 30
-HERE = SwarmAddress(invite=None, initial_peers=(), dht_prefix="swarm")
-LENT = PeerResources(
+ADDRESS = SwarmAddress(invite=None, initial_peers=(), dht_prefix="swarm")
+RESOURCES = PeerResources(
     memory_bytes=5 * GIB, buffer_memory_bytes=2 * GIB, cores=2, disk_bytes=50 * GIB
 )
 
 
 def test_one_line_tells_the_limits_and_the_options_that_change_them() -> None:
-    assert LENT.in_words() == (
+    assert RESOURCES.in_words() == (
         "This machine lends at most 5 GiB of memory for stages and 2 GiB for buffers, 2 cores, "
         "50 GiB of disk, no cap on the link (--memory, --buffer-memory, --threads, --buffer-disk, "
         "--keep-disk, --model-disk, --upload-mbps, --download-mbps)"
     )
-    capped = replace(LENT, cores=1, up_mbps=20.0, down_mbps=100.0)
+    capped = replace(RESOURCES, cores=1, up_mbps=20.0, down_mbps=100.0)
     assert "1 core, 50 GiB of disk, 20 Mbps up and 100 Mbps down (" in capped.in_words()
-    assert "disk, 20 Mbps up (" in replace(LENT, up_mbps=20.0).in_words()
+    assert "disk, 20 Mbps up (" in replace(RESOURCES, up_mbps=20.0).in_words()
 
 
 def test_more_threads_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,15 +69,15 @@ def test_a_small_machine_lends_its_defaults(
     monkeypatch.setattr(systems, "disk_bytes", lambda _folder: 3 * GIB)
     monkeypatch.setattr(systems, "free_memory_bytes", lambda: GIB // 2)
     options = ServeOptions(buffers=BufferOptions(directory=tmp_path / "home"), device="cpu")
-    with prepare_peer(HERE, options) as lent:
-        assert lent.resources.disk_bytes == 3 * GIB
-        assert lent.resources.buffer_memory_bytes == GIB
-        assert lent.device_memory_bytes == GIB
-        assert 0 < lent.memory_bytes <= GIB // 2
-    asked = replace(options, lent_memory_bytes=2 * GIB)
+    with prepare_peer(ADDRESS, options) as prepared:
+        assert prepared.resources.disk_bytes == 3 * GIB
+        assert prepared.resources.buffer_memory_bytes == GIB
+        assert prepared.device_memory_bytes == GIB
+        assert 0 < prepared.memory_bytes <= GIB // 2
+    changed = replace(options, stage_memory_bytes=2 * GIB)
     with (
         pytest.raises(BadOption, match="--memory: expected at most 1 GiB"),
-        prepare_peer(HERE, asked),
+        prepare_peer(ADDRESS, changed),
     ):
         pass
 

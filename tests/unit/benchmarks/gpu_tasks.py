@@ -1,4 +1,4 @@
-"""What processes of `benchmarks.gpu.pool` are given to do: they import nothing else."""
+"""Tasks for the processes of `benchmarks.gpu.pool`, which import nothing else."""
 
 from benchmarks.gpu.report import Row
 

@@ -1,4 +1,4 @@
-"""What `benchmarks.buffer_speed` measures adds up, and it leaves nothing behind."""
+"""The figures of `benchmarks.buffer_speed` add up, and it leaves no files behind."""
 
 import os
 import subprocess

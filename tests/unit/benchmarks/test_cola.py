@@ -1,4 +1,4 @@
-"""What the comparison on CoLA reads, and how it judges."""
+"""The comparison on CoLA reads its files and scores its predictions."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.day.observed import Observed, Sample
-from benchmarks.day.script import SCRIPT, TOLD_AS, VOLUNTEERS, Act
+from benchmarks.day.script import REPORTED_AS, SCRIPT, VOLUNTEERS, Act
 from benchmarks.day.verdict import Deed, as_markdown, counts_in_words, problems, unlike
 from swarm_ft.protocol.messages.events import EventKind
 
@@ -42,7 +42,7 @@ def seen() -> Observed:
         Sample(33.0, {}),
     ]
     return Observed(
-        told={one["serial"]: one for one in told},
+        events_by_serial={one["serial"]: one for one in told},
         page_events=list(told),
         page=list(samples),
         status=list(samples),
@@ -56,7 +56,7 @@ def test_a_day_that_was_told_has_no_problems(deeds: list[Deed], seen: Observed) 
 
 @pytest.mark.parametrize("serial", [1, 2, 3, 4])
 def test_what_is_not_in_the_events_is_named(deeds: list[Deed], seen: Observed, serial: int) -> None:
-    kind = seen.told.pop(serial)["kind"]
+    kind = seen.events_by_serial.pop(serial)["kind"]
     found = list(problems(deeds, seen))
     assert any(f"no {kind} in events" in one for one in found)
     assert f"{kind}: 1 in the metrics, 0 in events" in found
@@ -87,7 +87,7 @@ def test_an_event_of_before_tells_nothing_of_what_is_done_now(seen: Observed) ->
 
 def test_a_run_that_went_back_is_named(deeds: list[Deed], seen: Observed) -> None:
     back = event(5, "went-back", 34.0)
-    seen.told[5] = back
+    seen.events_by_serial[5] = back
     seen.page_events.append(back)
     seen.counts["went-back"] = 1
     assert list(problems(deeds, seen)) == [f"went-back: {WORDS}"]
@@ -102,7 +102,7 @@ def test_reports_that_differ_are_named() -> None:
 
 
 def test_the_table_has_a_row_a_deed_and_names_for_peers(deeds: list[Deed], seen: Observed) -> None:
-    seen.told[1]["words"] = f"peer {PEER} joined"
+    seen.events_by_serial[1]["words"] = f"peer {PEER} joined"
     lines = as_markdown(deeds, seen, ("ann", "ben"), 5.0).splitlines()
     assert lines[2] == (
         "| 0:05 | 3 | 4 | ada comes: `swarm-ft serve-stage` | `1 peer-joined` peer ada joined |"
@@ -116,5 +116,5 @@ def test_the_script_is_in_order_and_of_kinds_that_there_are() -> None:
     assert parts == sorted(parts)
     assert {cue.act for cue in SCRIPT} == set(Act)
     assert {cue.machine for cue in SCRIPT} >= set(VOLUNTEERS)
-    kinds = {kind for told in TOLD_AS.values() for kind in told}
+    kinds = {kind for told in REPORTED_AS.values() for kind in told}
     assert kinds <= {kind.label for kind in EventKind}

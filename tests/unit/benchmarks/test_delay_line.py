@@ -1,4 +1,4 @@
-"""Which frame leaves a delayed link when."""
+"""The order and the times at which frames leave a delayed link."""
 
 from math import inf
 

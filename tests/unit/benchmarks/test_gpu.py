@@ -29,10 +29,10 @@ from benchmarks.gpu.runner import run_all
 from benchmarks.gpu.speed import meets_goal
 from benchmarks.gpu.swarm import PUBLISHED, link_words, published_ratios
 from swarm_ft.codec.kernels.reference import ReferenceKernels
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from tests.unit.benchmarks.gpu_tasks import ends, fails
 
 ROOT = Path(__file__).parents[3]
@@ -263,8 +263,8 @@ def test_a_link_passes_both_ways() -> None:
         processes.start(
             "link", "benchmarks.gpu.paced_link", [":".join(map(str, server.getsockname()))]
         )
-        place = "127.0.0.1", processes.heard("link", 30.0)["port"]
-        processes.say("link", {"mbps": 1000.0})
+        place = "127.0.0.1", processes.receive("link", 30.0)["port"]
+        processes.send("link", {"mbps": 1000.0})
         with socket.create_connection(place) as client:
             there, _ = server.accept()
             with there:
@@ -322,7 +322,7 @@ def test_cases_hold_of_the_reference_itself_and_differences_are_seen() -> None:
         found = getattr(kernels, case.kernel)(*case.args)
         assert case.difference(found, found) == ""
         seen.add(case.kernel)
-    assert {"unpack", "dequantize", "decode_symbols", "hadamard", "quantize", "moments"} <= seen
+    assert {"unpack", "dequantize", "decode_symbols", "quantize", "moments"} <= seen
     assert {"trellis_symbols", "shifts_of", "flip_signs"} <= seen
     zeros, others = torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])
     assert same(zeros, others) == "1 of 2 differ"

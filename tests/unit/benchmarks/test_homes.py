@@ -108,7 +108,7 @@ def connected(host: Host, server_host: Host, port: int = 0) -> tuple[socket.sock
 
 
 def seen(host: Host, server_host: Host, port: int = 0) -> Address:
-    """From where a connection seems to come."""
+    """Return the address from which a connection seems to come."""
     dialled, accepted = connected(host, server_host, port)
     with dialled, accepted:
         address: Address = accepted.getpeername()

@@ -117,7 +117,7 @@ def all_end(processes: list[int]) -> bool:
 
 
 def test_all_hosts_are_this_machine(place: Place) -> None:
-    """So that what stays on this machine may be measured there."""
+    """Measurements may run there without leaving this machine."""
     assert all(is_loopback(host.address) for host in (place.near, place.far, place.hub))
 
 

@@ -1,4 +1,4 @@
-"""What docs/explanation/buffers.md promises of the ledger, at its full size."""
+"""The ledger keeps the promises of docs/explanation/buffers.md, at its full size."""
 
 from pathlib import Path
 

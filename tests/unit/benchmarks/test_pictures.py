@@ -1,4 +1,4 @@
-"""What is drawn is what was measured; needs matplotlib, which the project does not."""
+"""Pictures show the measured figures; needs matplotlib, which the project does not."""
 
 import json
 from collections.abc import Iterator

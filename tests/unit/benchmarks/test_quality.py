@@ -13,7 +13,7 @@ from benchmarks.quality.boundary import Cuts
 from benchmarks.quality.configs import GROUPS, Config, configs_of, parse_config
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.table import print_tables, read_records
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_dp_spec, parse_key_spec
+from swarm_ft.codec.spec import Direction, parse_dp_spec, parse_key_spec
 from tests.codecs import parse
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +48,7 @@ REDUCED = ",".join(f"none/none/{dp}" for dp in ("none", "q4", "q8"))
 
 @pytest.fixture(scope="module")
 def results(texts: Path) -> Path:
-    """What the study writes of all of these."""
+    """Return the study's results file for all of these."""
     out = texts / "results.jsonl"
     options = [f"--set={setting}" for setting in TINY.split()]
     options += ["--data", str(texts), "--cache", str(texts), "--out", str(out), "--seeds", "0"]

@@ -1,10 +1,10 @@
-"""What runs that asked for a quality lost, and how the study codes them."""
+"""The losses of runs with a quality limit, and the codecs that the study uses for them."""
 
 from typing import Any
 
 import pytest
 
-from benchmarks.quality.asked import print_asked
+from benchmarks.quality.asked import print_within_limit
 from benchmarks.quality.boundary import Cuts
 from benchmarks.quality.configs import parse_config
 
@@ -27,7 +27,7 @@ ASKED = "quality0.01/q2+z"
 
 
 def shown(capsys: pytest.CaptureFixture[str], *records: dict[str, Any]) -> str:
-    print_asked(list(records))
+    print_within_limit(list(records))
     return capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""Which rows and tables the study's results are shown as."""
+"""The rows and tables of the study's results."""
 
 from typing import Any
 

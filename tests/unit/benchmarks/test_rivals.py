@@ -49,7 +49,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces ne
 
 
 def compute_s(work: Work) -> float:
-    """What a pipeline needs for its compute alone, forward passes first."""
+    """Return the seconds that a pipeline needs for compute alone, forward passes first."""
     return (work.stages + work.num_microbatches - 1) * (work.forward_s + work.backward_s)
 
 
@@ -123,7 +123,7 @@ def test_torch_trains_the_model_as_one_stage_of_ours_would(tmp_path: Path) -> No
 
 
 def losses_of(model_dir: str, work: Work) -> list[float]:
-    """Of three steps by one stage that has all layers."""
+    """Return the losses of three steps by one stage that has all layers."""
     checkpoint = open_checkpoint(model_dir)
     spec = checkpoint.describe()
     layers = LayerRange(0, spec.num_blocks)

@@ -25,7 +25,7 @@ PAYLOAD_BYTES = 150_000
 
 
 def version(sample: int, visit: int) -> BufferRecord:
-    """What visit number `visit` of a sample makes; its bytes differ all over."""
+    """Return the record of a sample's visit; its bytes differ all over."""
     pattern = random.Random(f"{sample}/{visit}").randbytes(997)
     text = f"{sample}/{visit} " + pattern.hex() * 80
     return record(text[:PAYLOAD_BYTES], PAYLOAD_BYTES)

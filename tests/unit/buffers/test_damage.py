@@ -1,4 +1,4 @@
-"""What can go wrong with a disk: each is noticed, counted, told once, and costs only itself."""
+"""Faults of a disk: each is noticed, counted, reported once, and costs only itself."""
 
 import errno
 import os

@@ -55,7 +55,7 @@ def test_what_was_not_written_costs_only_itself(open_store: OpenStore, tmp_path:
 def test_records_of_many_sizes_share_a_few_files(
     open_store: OpenStore, tmp_path: Path, sealed: bool
 ) -> None:
-    """As samples of many lengths make them; a record is what it was, however large its slot."""
+    """Samples of many lengths make such records; each stays the same, however large its slot."""
     how = {"sealer": Sealer(bytes(32), "buffers")} if sealed else {}
     store = open_store(**how)
     records = {key(sample): record(f"r{sample}", 100 + 37 * sample) for sample in range(300)}

@@ -1,4 +1,4 @@
-"""What the doctor says, at a terminal and in JSON: all of it, and in short beside a peer."""
+"""The doctor's findings, at a terminal and in JSON: in full, and in short beside a peer."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_key_that_others_may_read_is_told(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def invited() -> AsyncIterator[Invite]:
-    """By a coordinator that only measures links, for those who have this invitation."""
+    """Run a coordinator that only measures links; yield an invitation to it."""
     swarm, secret = make_swarm(), bytes(10)
     invite = Invite(
         fingerprint=fingerprint_of(swarm.key.public_key()),

@@ -1,4 +1,4 @@
-"""What a volunteer sees while its peer leaves."""
+"""The lines that a volunteer sees while its peer leaves."""
 
 import math
 

@@ -28,7 +28,7 @@ GIVEN = Contribution(samples=24, steps=3, seconds=60.0, sent_bytes=5_000_000, al
 
 
 class Node:
-    """What control sees of a peer that hosts a stage."""
+    """A double of a peer that hosts a stage, as the control sees it."""
 
     def __init__(self) -> None:
         self.said: list[FromPeer] = []

@@ -1,4 +1,4 @@
-"""What a volunteer reads of its machine's work."""
+"""The line that a volunteer reads about its machine's work."""
 
 from swarm_ft.cli.status_line import Meter, doing_words
 from swarm_ft.ids import RunId

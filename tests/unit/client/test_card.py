@@ -100,14 +100,14 @@ class Hub:
     calls: list[tuple[str, dict[str, Any]]] = []  # noqa: RUF012 - of all of them
     error: Exception | None = None
 
-    def create_repo(self, repo_id: str, **given: Any) -> RepoUrl:
-        self.calls.append(("create_repo", {"repo_id": repo_id, **given}))
+    def create_repo(self, repo_id: str, **arguments: Any) -> RepoUrl:
+        self.calls.append(("create_repo", {"repo_id": repo_id, **arguments}))
         if self.error is not None:
             raise self.error
         return RepoUrl(f"https://huggingface.co/ann/{repo_id}")
 
-    def upload_folder(self, **given: Any) -> None:
-        self.calls.append(("upload_folder", given))
+    def upload_folder(self, **arguments: Any) -> None:
+        self.calls.append(("upload_folder", arguments))
 
 
 @pytest.fixture

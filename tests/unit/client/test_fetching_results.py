@@ -53,9 +53,9 @@ def written(path: Path, num_chunks: int, mark: int) -> OfferedShard:
 class Noted:
     """Call for chunks that records which chunks were sent or begun."""
 
-    def __init__(self, inner: MessageStream[ChunkPart, FetchRequest], asked: list[int]) -> None:
+    def __init__(self, inner: MessageStream[ChunkPart, FetchRequest], requests: list[int]) -> None:
         self._inner = inner
-        self._asked = asked
+        self._requests = requests
         self.remote = inner.remote
         self.caller = inner.caller
 
@@ -63,8 +63,8 @@ class Noted:
         return await self._inner.receive()
 
     async def send(self, message: ChunkPart) -> None:
-        if message.chunk not in self._asked:
-            self._asked.append(message.chunk)
+        if message.chunk not in self._requests:
+            self._requests.append(message.chunk)
         await self._inner.send(message)
 
     async def finish(self) -> None:
@@ -83,24 +83,24 @@ class Swarm:
         self.stages: list[StageAssignment] = []
         self.results: list[StageResult] = []
         self.servers: dict[str, Server] = {}
-        self.asked: dict[str, list[int]] = {}
+        self.requests: dict[str, list[int]] = {}
 
     async def add(
-        self, peer: str, layers: LayerRange, told: OfferedShard, *, lies: bool = False
+        self, peer: str, layers: LayerRange, offered: OfferedShard, *, lies: bool = False
     ) -> None:
         """Add a peer with a file; a hostile one sends another file under its name."""
-        given = told
+        served = offered
         if lies:
-            data = bytearray(told.path.read_bytes())
+            data = bytearray(offered.path.read_bytes())
             data[100] ^= 1
-            altered = told.path.with_name(f"{peer}-altered")
+            altered = offered.path.with_name(f"{peer}-altered")
             altered.write_bytes(data)
-            given = OfferedShard(path=altered, chunks=told.chunks)
-        offers = {name_of(layers): given}
-        asked = self.asked[peer] = []
+            served = OfferedShard(path=altered, chunks=offered.chunks)
+        offers = {name_of(layers): served}
+        requests = self.requests[peer] = []
 
         async def on_fetch(stream: MessageStream[ChunkPart, FetchRequest]) -> None:
-            await serve_chunks(Noted(stream, asked), offers)
+            await serve_chunks(Noted(stream, requests), offers)
 
         handlers: dict[Method[Any, Any], Handler] = {
             LIST_CHUNKS: partial(serve_chunk_list, offers=offers),
@@ -109,9 +109,9 @@ class Swarm:
         server = self.servers[peer] = await self.inner.serve(peer, 1, handlers)
         await self.directory.announce(Role.PEER, peer, server.endpoint)
         self.stages.append(StageAssignment(peer_id=PeerId(peer), layers=layers))
-        self.results.append(StageResult(peer_id=PeerId(peer), file=told.chunks.file))
+        self.results.append(StageResult(peer_id=PeerId(peer), file=offered.chunks.file))
 
-    def status(self, *, told: bool = True) -> RunStatus:
+    def status(self, *, is_current: bool = True) -> RunStatus:
         return RunStatus(
             run_id=RUN,
             phase=RunPhase.FINISHED,
@@ -119,7 +119,7 @@ class Swarm:
             committed_steps=STEPS,
             spec=run_spec(),
             assignments=tuple(self.stages),
-            results=tuple(self.results) if told else (),
+            results=tuple(self.results) if is_current else (),
         )
 
     def client(self, transport: Transport | None = None) -> SwarmClient:
@@ -144,9 +144,9 @@ async def test_every_stage_comes_from_all_of_its_replicas(swarm: Swarm, tmp_path
     assert [path.read_bytes() for path in paths] == [
         shard.path.read_bytes() for shard in (first, last)
     ]
-    assert swarm.asked["a"]
-    assert swarm.asked["b"]
-    assert set(swarm.asked["a"] + swarm.asked["b"]) == set(range(6))
+    assert swarm.requests["a"]
+    assert swarm.requests["b"]
+    assert set(swarm.requests["a"] + swarm.requests["b"]) == set(range(6))
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in paths}
 
 
@@ -184,10 +184,10 @@ async def test_a_client_that_is_started_again_fetches_what_is_missing(
     faulty = FaultyTransport(swarm.inner, cut_receives={FETCH_CHUNKS: [PARTS + 2 * PARTS + 3]})
     with pytest.raises(Unavailable, match="layers 2-4: 3 of 5 chunks are missing"):
         await swarm.client(faulty).fetch_shards(swarm.status(), tmp_path)
-    for asked in swarm.asked.values():
-        asked.clear()
+    for requests in swarm.requests.values():
+        requests.clear()
     paths = await swarm.client().fetch_shards(swarm.status(), tmp_path)
-    assert swarm.asked == {"a": [], "b": [2, 3, 4]}
+    assert swarm.requests == {"a": [], "b": [2, 3, 4]}
     assert [path.read_bytes() for path in paths] == [
         shard.path.read_bytes() for shard in (first, last)
     ]
@@ -215,23 +215,23 @@ async def test_without_a_digest_to_check_it_against_nothing_is_fetched(
     """After a restart the coordinator has no digests until peers report them."""
     await swarm.add("a", FIRST, written(tmp_path / "first", 1, 1))
     with pytest.raises(Unavailable, match="layers 0-2 of the result: peer a does not answer"):
-        await swarm.client().fetch_shards(swarm.status(told=False), tmp_path)
-    assert swarm.asked == {"a": []}
+        await swarm.client().fetch_shards(swarm.status(is_current=False), tmp_path)
+    assert swarm.requests == {"a": []}
 
 
-@pytest.mark.parametrize("told", [{"total_bytes": 1}, {"digest": bytes(16)}])
+@pytest.mark.parametrize("changes", [{"total_bytes": 1}, {"digest": bytes(16)}])
 async def test_of_who_gives_another_file_than_was_told_nothing_is_written(
-    swarm: Swarm, tmp_path: Path, told: dict[str, Any]
+    swarm: Swarm, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    given = written(tmp_path / "given", 2, 1)
-    await swarm.add("a", FIRST, given)
-    file = replace(given.chunks.file, **told)
+    shard = written(tmp_path / "given", 2, 1)
+    await swarm.add("a", FIRST, shard)
+    file = replace(shard.chunks.file, **changes)
     swarm.results = [StageResult(peer_id=PeerId("a"), file=file)]
     (tmp_path / "taken").mkdir()
     with pytest.raises(Unavailable, match="layers 0-2 of the result"):
         await swarm.client().fetch_shards(swarm.status(), tmp_path / "taken")
     assert not list((tmp_path / "taken").iterdir())
-    assert swarm.asked == {"a": []}
+    assert swarm.requests == {"a": []}
 
 
 async def test_a_disk_that_is_full_is_told_as_what_it_is(swarm: Swarm, tmp_path: Path) -> None:

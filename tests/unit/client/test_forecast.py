@@ -19,10 +19,10 @@ from swarm_ft.client.forecast import (
     forecast,
     with_mean_length,
 )
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.step_cost import SecondsRange, prior
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import (
     Adapter,
@@ -146,19 +146,19 @@ def test_tied_embeddings_are_summed_over_both_ends_alone() -> None:
 def test_memory_is_of_the_microbatches_that_a_replica_holds() -> None:
     taken = StageMemory(held=1000, microbatch=100, computing=50, stepping=400)
 
-    def held(spec: RunSpec, placed: list[PlacedPeer]) -> list[PeerMemory | None]:
+    def memory_of(spec: RunSpec, placed: list[PlacedPeer]) -> list[PeerMemory | None]:
         stages = {peer.layers: taken for peer in placed}
         return [stage.memory for stage in forecast(spec, placed, stages).stages]
 
-    in_four = held(job(), on(FAST, FAST, FAST, FAST))
+    in_four = memory_of(job(), on(FAST, FAST, FAST, FAST))
     assert [memory.microbatches for memory in in_four if memory] == [7, 5, 3, 1]
     assert [memory.temporaries for memory in in_four if memory] == [50, 50, 100, 300]
     assert [memory.total for memory in in_four if memory] == [1750, 1550, 1400, 1400]
     # Eight microbatches a step, of which four replicas have two each.
-    shared = held(job(), on(*[FAST] * 16, replicas=4))
+    shared = memory_of(job(), on(*[FAST] * 16, replicas=4))
     assert [memory.microbatches for memory in shared if memory] == [2, 2, 2, 1]
     # What is frozen and above nothing that trains lets go of each after its forward.
-    upper = held(job(train_layers="2-"), on(FAST, FAST, FAST, FAST))
+    upper = memory_of(job(train_layers="2-"), on(FAST, FAST, FAST, FAST))
     assert [memory.microbatches for memory in upper if memory] == [1, 1, 3, 1]
 
 
@@ -191,18 +191,18 @@ def test_evaluations_are_told_apart_from_training() -> None:
     assert found.seconds_range.high < quiet.seconds + 23.6, "the last one is after all steps"
     alike = replace(found, seconds_range=quiet.seconds_range, samples_range=quiet.samples_range)
     assert replace(alike, evaluation=None) == quiet
-    told = found.evaluation
-    assert told is not None
-    assert (told.times, told.samples) == (6, 10), "after 0, 7, 14, 21, 28 and 30 steps"
+    evaluation = found.evaluation
+    assert evaluation is not None
+    assert (evaluation.times, evaluation.samples) == (6, 10), "after 0, 7, 14, 21, 28 and 30 steps"
     sample = 128 * 768 * 4
-    assert told.sent_bytes == pytest.approx(6 * 10 * 3 * sample, rel=0.01)
-    assert told.seconds == pytest.approx(6 * 10 * sample / 1e6, rel=0.01)
+    assert evaluation.sent_bytes == pytest.approx(6 * 10 * 3 * sample, rel=0.01)
+    assert evaluation.seconds == pytest.approx(6 * 10 * sample / 1e6, rel=0.01)
     both = forecast(job(**changes, eval_compression=EvalCompression.BOTH), on(FAST, slow))
     assert both.evaluation is not None
     assert both.evaluation.samples == 20
     assert both.evaluation.sent_bytes == pytest.approx(6 * 10 * sample * 1.25, rel=0.03)
     assert (
-        told.line("evaluation")
+        evaluation.line("evaluation")
         == "evaluation 6 times on 10 samples: sends 70.8 MB and takes up to 23.6 s in all"
     )
 
@@ -211,19 +211,19 @@ def test_what_shadows_take_is_told_where_a_quality_is_asked_for() -> None:
     """Expect two samples after 8, 16 and 24 of 30 steps, as float32, forward only."""
     slow = Machine(flops_per_s=1e15, up_bytes_per_s=1e6, down_bytes_per_s=1e12)
     where = on(FAST, slow, FAST, FAST)
-    asks = {"quality": 0.01, **USUAL_CODECS}
-    told = forecast(job(**asks), where).shadows
-    assert told is not None
-    assert (told.times, told.samples) == (3, 2)
+    options = {"quality": 0.01, **USUAL_CODECS}
+    shadows = forecast(job(**options), where).shadows
+    assert shadows is not None
+    assert (shadows.times, shadows.samples) == (3, 2)
     sample = 128 * 768 * 4
-    assert told.sent_bytes == pytest.approx(3 * 2 * 3 * sample, rel=0.01)
-    assert told.seconds == pytest.approx(3 * 2 * sample / 1e6, rel=0.01)
-    (line,) = [line for line in forecast(job(**asks), where).lines() if "shadows" in line]
+    assert shadows.sent_bytes == pytest.approx(3 * 2 * 3 * sample, rel=0.01)
+    assert shadows.seconds == pytest.approx(3 * 2 * sample / 1e6, rel=0.01)
+    (line,) = [line for line in forecast(job(**options), where).lines() if "shadows" in line]
     assert line == "shadows   3 times on 2 samples: sends 7.1 MB and takes up to 2.36 s in all"
     for spec, placed in (
         (job(), where),
-        (job(**asks), on(FAST)),
-        (job(**asks, train_layers="2-"), on(FAST, FAST)),
+        (job(**options), on(FAST)),
+        (job(**options, train_layers="2-"), on(FAST, FAST)),
     ):
         found = forecast(spec, placed)
         assert found.shadows is None, "nothing is compressed that could be measured"
@@ -306,14 +306,14 @@ def test_peers_on_one_machine_share_its_cores_and_are_named() -> None:
 
 def test_other_runs_on_the_same_peers_stretch_a_step_while_they_last() -> None:
     alone = on(replace(SMALL, flops_per_s=1e10, host=""))
-    beside = [replace(one, num_runs=1, busy=0.8) for one in alone]
+    busy = [replace(one, num_runs=1, busy=0.8) for one in alone]
     spec = job()
-    quiet, full = forecast(spec, alone), forecast(spec, beside)
+    quiet, full = forecast(spec, alone), forecast(spec, busy)
     assert full.seconds == pytest.approx(1.8 * quiet.seconds)
     assert full.shared == ("peer-0 spends 80 % of its time on 1 other run",)
-    half = forecast(spec, beside, other_runs_s=full.seconds / 2)
+    half = forecast(spec, busy, other_runs_s=full.seconds / 2)
     assert half.seconds == pytest.approx((full.seconds + quiet.seconds) / 2)
-    assert forecast(spec, beside, other_runs_s=0.0).seconds == pytest.approx(quiet.seconds)
+    assert forecast(spec, busy, other_runs_s=0.0).seconds == pytest.approx(quiet.seconds)
 
 
 def test_a_link_that_other_runs_share_is_whole_once_they_end() -> None:
@@ -332,9 +332,9 @@ def test_a_link_that_other_runs_share_is_whole_once_they_end() -> None:
 def test_other_programs_on_a_machine_make_a_step_longer_and_the_range_wider() -> None:
     quiet = on(replace(SMALL, flops_per_s=1e10), replace(SMALL, flops_per_s=1e10))
     loaded = [replace(one, host_load=4.0) for one in quiet]
-    alone, beside = (forecast(job(), placed, costs=prior()) for placed in (quiet, loaded))
-    assert beside.step_s > 1.5 * alone.step_s
-    assert beside.seconds_range.width > 1.05 * alone.seconds_range.width
+    alone, shared = (forecast(job(), placed, costs=prior()) for placed in (quiet, loaded))
+    assert shared.step_s > 1.5 * alone.step_s
+    assert shared.seconds_range.width > 1.05 * alone.seconds_range.width
 
 
 def test_bytes_do_not_depend_on_what_was_learned() -> None:

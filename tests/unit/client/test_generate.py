@@ -47,24 +47,24 @@ from tests.specs import model_spec, run_spec
 FIRST, LAST = LayerRange(0, 2), LayerRange(2, 4)
 CHANNELS, VOCAB_SIZE = 8, 32
 
-Said = BeginText | TextTokens | TextActivation
-Stage = Callable[[list[Said]], FromStage | SwarmError | None]
+TextPart = BeginText | TextTokens | TextActivation
+Stage = Callable[[list[TextPart]], FromStage | SwarmError | None]
 """What is answered to all that was said so far; None hangs up."""
 
 
-def honest_first(said: list[Said]) -> FromStage:
+def honest_first(parts: list[TextPart]) -> FromStage:
     """Return a token's id, eight times, as its activation."""
-    part = said[-1]
+    part = parts[-1]
     assert isinstance(part, TextTokens)
     ids = np.frombuffer(part.token_ids, "<u4").astype("<f4")
     return TextActivation(values=ids.repeat(CHANNELS).tobytes())
 
 
-def honest_last(said: list[Said]) -> FromStage:
+def honest_last(parts: list[TextPart]) -> FromStage:
     """Return the sum of all tokens so far as the next token."""
     ids = [
         np.frombuffer(part.values, "<f4").reshape(-1, CHANNELS)[:, 0]
-        for part in said
+        for part in parts
         if isinstance(part, TextActivation)
     ]
     return NextToken(token=int(np.concatenate(ids).sum()) % VOCAB_SIZE)
@@ -78,7 +78,7 @@ def continued(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
 
 
 def failing_after(stage: Stage, num_parts: int, failure: FromStage | SwarmError | None) -> Stage:
-    return lambda said: stage(said) if len(said) - 1 <= num_parts else failure
+    return lambda parts: stage(parts) if len(parts) - 1 <= num_parts else failure
 
 
 @dataclass
@@ -89,21 +89,21 @@ class Swarm:
     directory: StaticDirectory = field(
         default_factory=lambda: StaticDirectory(Board(), ManualClock())
     )
-    heard: dict[str, list[list[Said]]] = field(default_factory=dict)
+    received: dict[str, list[list[TextPart]]] = field(default_factory=dict)
     stages: list[StageAssignment] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
 
     async def add(self, peer: str, layers: LayerRange, stage: Stage) -> None:
-        texts = self.heard[peer] = list[list[Said]]()
+        texts = self.received[peer] = list[list[TextPart]]()
 
         async def serve(stream: MessageStream[FromStage, ToStage]) -> None:
-            said: list[Said] = []
-            texts.append(said)
+            parts: list[TextPart] = []
+            texts.append(parts)
             while (part := await stream.receive()) is not None:
-                said.append(part)
+                parts.append(part)
                 if isinstance(part, BeginText):
                     continue
-                answer = stage(said)
+                answer = stage(parts)
                 if isinstance(answer, SwarmError):
                     raise answer
                 if answer is None:
@@ -131,10 +131,10 @@ class Swarm:
     async def generate(
         self, wanted: GenerationRequest, troubles: list[str] | None = None
     ) -> list[int]:
-        client, told = SwarmClient(self.directory, self.transport), list[int]()
+        client, tokens = SwarmClient(self.directory, self.transport), list[int]()
         on_trouble = troubles.append if troubles is not None else pytest.fail
-        found = await generate(client, self.status, wanted, told.append, on_trouble)
-        assert found == told
+        found = await generate(client, self.status, wanted, tokens.append, on_trouble)
+        assert found == tokens
         return found
 
 
@@ -155,11 +155,11 @@ async def test_all_stages_are_told_all_tokens_once_and_the_last_one_chooses(swar
     wanted = replace(WANTED, sampling=Sampling(seed=3))
     assert await swarm.generate(wanted) == continued(WANTED.prompt, 6)
     for peer, layers in (("a", FIRST), ("b", LAST)):
-        (said,) = swarm.heard[peer]
-        assert said[0] == BeginText(
+        (parts,) = swarm.received[peer]
+        assert parts[0] == BeginText(
             name=result_name(swarm.status, layers), max_tokens=7, sampling=Sampling(seed=3)
         )
-        assert len(said) == 1 + 6, "the prompt, then a token at a time"
+        assert len(parts) == 1 + 6, "the prompt, then a token at a time"
 
 
 async def test_a_text_ends_behind_its_end(swarm: Swarm) -> None:
@@ -177,8 +177,8 @@ async def test_a_long_prompt_goes_in_parts(swarm: Swarm) -> None:
     assert await swarm.generate(GenerationRequest(prompt=prompt, max_new_tokens=1)) == continued(
         prompt, 1
     )
-    (said,) = swarm.heard["a"]
-    sizes = [len(part.token_ids) // 4 for part in said if isinstance(part, TextTokens)]
+    (parts,) = swarm.received["a"]
+    sizes = [len(part.token_ids) // 4 for part in parts if isinstance(part, TextTokens)]
     assert sizes == [fits, 5]
 
 
@@ -204,21 +204,21 @@ async def test_another_replica_goes_on_with_the_text(
     (trouble,) = troubles
     assert trouble.startswith("layers 2-4: peer b: ")
     assert words in trouble
-    assert len(swarm.heard["a"]) == 2, "it is told the text anew"
+    assert len(swarm.received["a"]) == 2, "it is told the text anew"
 
 
 async def test_activations_of_another_size_go_to_nobody(swarm: Swarm) -> None:
-    await swarm.add("a", FIRST, lambda _said: TextActivation(values=bytes(4)))
+    await swarm.add("a", FIRST, lambda _parts: TextActivation(values=bytes(4)))
     await swarm.add("b", LAST, honest_last)
     with pytest.raises(MalformedMessage, match="layers 0-2: peer a: expected activations of 2 tok"):
         await swarm.generate(WANTED)
-    assert all(len(said) <= 1 for said in swarm.heard["b"])
+    assert all(len(parts) <= 1 for parts in swarm.received["b"])
 
 
 async def test_without_another_replica_the_reason_is_told(swarm: Swarm) -> None:
     await swarm.add("a", FIRST, honest_first)
-    await swarm.add("b", LAST, lambda _said: Busy("no room"))
-    await swarm.add("c", LAST, lambda _said: Busy("no room either"))
+    await swarm.add("b", LAST, lambda _parts: Busy("no room"))
+    await swarm.add("c", LAST, lambda _parts: Busy("no room either"))
     troubles: list[str] = []
     with pytest.raises(Busy, match="peer c: no room either; no other peer holds these layers"):
         await swarm.generate(WANTED, troubles)
@@ -228,11 +228,11 @@ async def test_without_another_replica_the_reason_is_told(swarm: Swarm) -> None:
 @pytest.mark.parametrize("error", [BadModel("keeps nothing"), NotAllowed("it is not for you")])
 async def test_what_all_would_say_is_asked_of_one(swarm: Swarm, error: SwarmError) -> None:
     await swarm.add("a", FIRST, honest_first)
-    await swarm.add("b", LAST, lambda _said: error)
+    await swarm.add("b", LAST, lambda _parts: error)
     await swarm.add("c", LAST, honest_last)
     with pytest.raises(type(error), match=error.message):
         await swarm.generate(WANTED)
-    assert not swarm.heard["c"]
+    assert not swarm.received["c"]
 
 
 @pytest.mark.parametrize(

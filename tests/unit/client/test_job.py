@@ -42,37 +42,37 @@ def write(path: Path, rows: Sequence[object]) -> None:
 def test_what_was_found_is_told_first_of_the_held_out_data_then_of_the_others(
     options: JobOptions,
 ) -> None:
-    told: list[str] = []
-    job = prepare_job(options, Listener(on_line=told.append))
-    assert [line.partition("; ")[0] for line in told] == [
+    lines: list[str] = []
+    job = prepare_job(options, Listener(on_line=lines.append))
+    assert [line.partition("; ")[0] for line in lines] == [
         f"{options.dataset}: JSON lines, split 'test'",
-        told[1],
-        told[2].partition("; ")[0],
+        lines[1],
+        lines[2].partition("; ")[0],
         f"{options.dataset}: JSON lines, split 'train'",
-        told[4],
-        told[5].partition("; ")[0],
+        lines[4],
+        lines[5].partition("; ")[0],
     ]
-    assert "first document: 'test word" in told[1]
-    assert "20 documents" in told[2]
-    assert "first document: 'train word" in told[4]
-    assert f"40 documents, {job.spec.train.num_samples:,} samples of up to 16 tokens" in told[5]
+    assert "first document: 'test word" in lines[1]
+    assert "20 documents" in lines[2]
+    assert "first document: 'train word" in lines[4]
+    assert f"40 documents, {job.spec.train.num_samples:,} samples of up to 16 tokens" in lines[5]
     assert job.spec.train.num_eval_samples == len(job.samples) - job.spec.train.num_samples > 0
 
 
 def test_nothing_is_told_of_data_that_is_refused(options: JobOptions) -> None:
     write(Path(options.datasets[0], "train.jsonl"), [{"text": "word"}, {"text": 5}])
-    told: list[str] = []
+    lines: list[str] = []
     with pytest.raises(BadDataset, match="line 2"):
-        prepare_job(options, Listener(on_line=told.append))
-    assert not told
+        prepare_job(options, Listener(on_line=lines.append))
+    assert not lines
 
 
 def test_what_no_data_could_make_good_is_refused_before_it_is_read(options: JobOptions) -> None:
-    told: list[ReadProgress] = []
+    reports: list[ReadProgress] = []
     train = replace(options.train, sync_tied_embeddings=True)
     with pytest.raises(BadOption, match="--tied-embeddings"):
-        prepare_job(replace(options, train=train), Listener(on_progress=told.append))
-    assert not told
+        prepare_job(replace(options, train=train), Listener(on_progress=reports.append))
+    assert not reports
 
 
 def test_as_many_samples_are_read_as_are_asked_for(options: JobOptions) -> None:
@@ -102,30 +102,30 @@ def test_a_part_of_the_data_is_held_out(options: JobOptions, size: float, count:
     rows = [{"text": f"{number} apples"} for number in range(40)]
     write(Path(options.datasets[0], "train.jsonl"), rows)
     reading = replace(options.reading, packing=False)
-    asked = replace(options, evaluation=EvalOptions(eval_size=size), reading=reading)
-    told: list[str] = []
-    job = prepare_job(asked, Listener(on_line=told.append))
+    changed = replace(options, evaluation=EvalOptions(eval_size=size), reading=reading)
+    lines: list[str] = []
+    job = prepare_job(changed, Listener(on_line=lines.append))
     cut = job.spec.train.num_samples
     train, held_out = set(job.samples[:cut]), set(job.samples[cut:])
     assert (len(train), len(held_out), len(train | held_out)) == (40 - count, count, 40)
-    assert f"{count} documents, {count} samples" in told[2]
-    assert f"{40 - count} documents, {40 - count} samples" in told[5]
-    whole = prepare_job(replace(asked, evaluation=EvalOptions(max_eval_samples=1)))
+    assert f"{count} documents, {count} samples" in lines[2]
+    assert f"{40 - count} documents, {40 - count} samples" in lines[5]
+    whole = prepare_job(replace(changed, evaluation=EvalOptions(max_eval_samples=1)))
     assert train | held_out == set(whole.samples)
-    assert list(prepare_job(asked).samples) == list(job.samples)
-    other = replace(asked, train=replace(options.train, seed=7))
+    assert list(prepare_job(changed).samples) == list(job.samples)
+    other = replace(changed, train=replace(options.train, seed=7))
     assert set(prepare_job(other).samples[cut:]) != held_out
 
 
 def test_a_part_that_would_leave_nothing_is_refused(options: JobOptions) -> None:
-    asked = replace(options, evaluation=EvalOptions(eval_size=40))
+    changed = replace(options, evaluation=EvalOptions(eval_size=40))
     with pytest.raises(BadDataset, match=r"more than 40 rows \(--eval-size\), got 40"):
-        prepare_job(asked)
+        prepare_job(changed)
     text = Path(options.datasets[0], "notes.txt")
     text.write_text("one\ntwo\n" * 40)
     with pytest.raises(BadOption, match="--eval-size: plain text is one document"):
-        prepare_job(replace(asked, dataset=str(text)))
-    share = replace(asked, dataset=str(text), evaluation=EvalOptions(eval_size=0.25))
+        prepare_job(replace(changed, dataset=str(text)))
+    share = replace(changed, dataset=str(text), evaluation=EvalOptions(eval_size=0.25))
     train = prepare_job(share).spec.train
     assert abs(train.num_eval_samples * 3 - train.num_samples) <= 3
 
@@ -180,15 +180,15 @@ async def test_reading_ends_at_its_next_batch_once_it_is_cancelled() -> None:
 def test_several_datasets_are_mixed_by_the_seed(options: JobOptions, tmp_path: Path) -> None:
     paths = (str(tmp_path / "train.jsonl"), str(tmp_path / "test.jsonl"))
     several = replace(options, dataset=paths, evaluation=EvalOptions(), probabilities="0.25,0.75")
-    told: list[str] = []
-    job, again = prepare_job(several, Listener(on_line=told.append)), prepare_job(several)
+    lines: list[str] = []
+    job, again = prepare_job(several, Listener(on_line=lines.append)), prepare_job(several)
     assert list(job.samples) == list(again.samples)
     other_seed = replace(several, train=replace(several.train, seed=several.train.seed + 1))
     assert list(prepare_job(other_seed).samples) != list(job.samples)
-    (mixed,) = (line for line in told if line.startswith("mixed: "))
+    (mixed,) = (line for line in lines if line.startswith("mixed: "))
     assert f"mixed: {job.spec.train.num_samples:,} samples; {paths[0]}" in mixed
     assert f"{paths[1]} 20 of its 20" in mixed
-    assert sum("the first document" in line for line in told) == 2
+    assert sum("the first document" in line for line in lines) == 2
 
 
 def test_a_split_of_several_datasets_cannot_be_held_out(

@@ -31,7 +31,7 @@ def test_a_model_and_a_text_are_enough() -> None:
 
 
 def test_values_reach_the_part_that_declares_them() -> None:
-    given = {
+    values = {
         "learning_rate": 1e-3,
         "lr_schedule": LrSchedule.COSINE,
         "max_eval_samples": 5,
@@ -39,7 +39,7 @@ def test_values_reach_the_part_that_declares_them() -> None:
         "steps": None,
         "resume": True,
     }
-    assert build(JobOptions, NAMED | given) == JobOptions(
+    assert build(JobOptions, NAMED | values) == JobOptions(
         model="gpt2",
         dataset="notes.txt",
         evaluation=EvalOptions(max_eval_samples=5),
@@ -50,7 +50,7 @@ def test_values_reach_the_part_that_declares_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "num_samples", "num_steps"),
+    ("values", "num_samples", "num_steps"),
     [
         ({}, 8, 3),
         ({}, 9, 6),
@@ -59,14 +59,14 @@ def test_values_reach_the_part_that_declares_them() -> None:
         ({"epochs": 2, "steps": 7}, 100, 7),
     ],
 )
-def test_steps_win_over_epochs(given: dict[str, object], num_samples: int, num_steps: int) -> None:
-    options = build(JobOptions, NAMED | given)
+def test_steps_win_over_epochs(values: dict[str, object], num_samples: int, num_steps: int) -> None:
+    options = build(JobOptions, NAMED | values)
     spec = options.train_spec(num_samples)
     assert spec == TrainSpec.of(options.train, num_samples=num_samples, num_steps=num_steps)
 
 
 @pytest.mark.parametrize(
-    ("given", "resolved"),
+    ("values", "resolved"),
     [
         # 100 samples of 8 a step: 13 steps in an epoch, 39 in all
         ({"warmup_ratio": 0.1}, {"warmup_steps": 4}),
@@ -76,14 +76,14 @@ def test_steps_win_over_epochs(given: dict[str, object], num_samples: int, num_s
         ({"evals_per_epoch": 1000}, {"eval_steps": 1}),
     ],
 )
-def test_shares_become_steps(given: dict[str, object], resolved: dict[str, int]) -> None:
+def test_shares_become_steps(values: dict[str, object], resolved: dict[str, int]) -> None:
     # rounded up, as transformers' TrainingArguments.get_warmup_steps does
-    spec = build(JobOptions, NAMED | given).train_spec(100)
+    spec = build(JobOptions, NAMED | values).train_spec(100)
     assert {name: getattr(spec, name) for name in resolved} == resolved
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"eval_size": 1.5}, "--eval-size: expected a share below 1 or a whole number"),
         ({"eval_size": -0.1}, "--eval-size: expected a finite number, 0 or more"),
@@ -94,9 +94,9 @@ def test_shares_become_steps(given: dict[str, object], resolved: dict[str, int])
         ({"saves_per_epoch": 2, "save_steps": 3}, "expected it or --save-steps, got both"),
     ],
 )
-def test_shares_that_contradict_others_are_refused(given: dict[str, object], message: str) -> None:
+def test_shares_that_contradict_others_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(BadOption, match=re.escape(message)):
-        build(JobOptions, NAMED | given)
+        build(JobOptions, NAMED | values)
 
 
 def test_more_steps_than_a_run_can_have_are_refused() -> None:
@@ -137,12 +137,12 @@ def test_what_cannot_be_is_refused_by_the_options_name(
 
 def test_the_learning_rates_that_help_tells_are_those_that_are_used() -> None:
     (lr,) = (one for one in option_fields(JobOptions) if one.flag == "--lr")
-    told = [float(number) for number in re.findall(r"\de-\d", lr.option.default)]
-    assert told == [TrainOptions().learning_rate, SAMPLE_LR]
+    rates = [float(number) for number in re.findall(r"\de-\d", lr.option.default)]
+    assert rates == [TrainOptions().learning_rate, SAMPLE_LR]
 
 
 @pytest.mark.parametrize(
-    ("given", "num_eval_samples"),
+    ("changes", "num_eval_samples"),
     [
         ({}, 256),
         ({"num_samples": 10}, 10),
@@ -150,8 +150,8 @@ def test_the_learning_rates_that_help_tells_are_those_that_are_used() -> None:
         ({"train": TrainOptions(eval_strategy=EvalStrategy.NO)}, 0),
     ],
 )
-def test_a_plan_evaluates_as_a_job_would(given: dict[str, Any], num_eval_samples: int) -> None:
-    options = PlanOptions(model="gpt2", **given)
+def test_a_plan_evaluates_as_a_job_would(changes: dict[str, Any], num_eval_samples: int) -> None:
+    options = PlanOptions(model="gpt2", **changes)
     assert options.train_spec().num_eval_samples == num_eval_samples
 
 
@@ -176,14 +176,14 @@ def test_datasets_are_one_or_several() -> None:
 
 @pytest.mark.parametrize("probabilities", ["0.7", "0.7,0.2", "1,0", "a,b", "0.5,0.3,0.2", "-1,2"])
 def test_probabilities_that_are_none_are_refused(probabilities: str) -> None:
-    asked = JobOptions(model="a", dataset=("b", "c"), probabilities=probabilities)
+    options = JobOptions(model="a", dataset=("b", "c"), probabilities=probabilities)
     with pytest.raises(BadOption, match="--probabilities: expected 2 numbers above 0 that sum to"):
-        _ = asked.shares
+        _ = options.shares
 
 
 def test_a_stopping_strategy_needs_probabilities() -> None:
-    asked = JobOptions(
+    options = JobOptions(
         model="a", dataset=("b", "c"), stopping_strategy=StoppingStrategy.ALL_EXHAUSTED
     )
     with pytest.raises(BadOption, match="--stopping-strategy: expected --probabilities beside it"):
-        _ = asked.shares
+        _ = options.shares

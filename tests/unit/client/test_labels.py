@@ -64,7 +64,7 @@ def read(job: JobOptions) -> tuple[tuple[str, ...], list[str], list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("own", "classes", "given", "expected", "meant"),
+    ("own", "classes", "label_names", "expected", "meant"),
     [
         (OWN, ["bad", "good", "neutral"], "", OWN, ["bad", "good", "neutral"]),
         (OWN, ["good", "bad"], "", OWN, ["good", "bad"]),
@@ -81,18 +81,18 @@ def test_a_models_own_classes_keep_their_order(
     tmp_path: Path,
     own: tuple[str, ...],
     classes: list[str],
-    given: str,
+    label_names: str,
     expected: tuple[str, ...],
     meant: list[str],
 ) -> None:
     model = classifier(tmp_path, own)
-    names, found, _ = read(options(tmp_path, model, classes, label_names=given))
+    names, found, _ = read(options(tmp_path, model, classes, label_names=label_names))
     assert names == expected
     assert found[: len(meant)] == meant
 
 
 @pytest.mark.parametrize(
-    ("own", "classes", "given", "error", "why"),
+    ("own", "classes", "label_names", "error", "why"),
     [
         (OWN, ["good", "poor"], "", BadDataset, "are good, poor, and the model has others"),
         (OWN, ["0", "1"], "", BadDataset, "are numbers, 0, 1, .* --labels neutral,good,bad, or"),
@@ -109,13 +109,13 @@ def test_other_classes_than_the_models_are_refused_in_one_line(
     tmp_path: Path,
     own: tuple[str, ...],
     classes: list[str],
-    given: str,
+    label_names: str,
     error: type[SwarmError],
     why: str,
 ) -> None:
-    asked = options(tmp_path, classifier(tmp_path, own), classes, label_names=given)
+    job = options(tmp_path, classifier(tmp_path, own), classes, label_names=label_names)
     with pytest.raises(error, match=why) as refused:
-        prepare_job(asked)
+        prepare_job(job)
     assert "\n" not in str(refused.value)
 
 
@@ -150,12 +150,12 @@ def test_classes_are_those_of_both_files(
     assert names == expected
     assert found == [*classes, *held_out]
     missing = sorted(set(held_out) - set(classes))
-    told = f"the training data lacks these classes: {', '.join(missing)}"
-    assert any(told in line for line in lines) is bool(missing)
+    remark = f"the training data lacks these classes: {', '.join(missing)}"
+    assert any(remark in line for line in lines) is bool(missing)
 
 
 @pytest.mark.parametrize(
-    ("classes", "held_out", "given", "why"),
+    ("classes", "held_out", "label_names", "why"),
     [
         (["bad", "good"], ["0", "1"], "", "its classes are 0, 1, and those of .*bad, good; --labe"),
         (["0", "1"], ["bad", "good"], "", "its classes are bad, good, and those of .*0, 1; --labe"),
@@ -165,19 +165,19 @@ def test_classes_are_those_of_both_files(
     ],
 )
 def test_numbers_of_held_out_data_that_mean_nothing_are_refused(
-    tmp_path: Path, classes: list[str], held_out: list[str], given: str, why: str
+    tmp_path: Path, classes: list[str], held_out: list[str], label_names: str, why: str
 ) -> None:
     made = write_demo_input(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
     other = table(tmp_path / "held-out.csv", held_out)
     with pytest.raises(BadDataset, match=why):
-        prepare_job(options(tmp_path, made.model_dir, classes, other, label_names=given))
+        prepare_job(options(tmp_path, made.model_dir, classes, other, label_names=label_names))
 
 
 def test_labels_say_what_numbers_of_both_files_count(tmp_path: Path) -> None:
     made = write_demo_input(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
     other = table(tmp_path / "held-out.csv", ["bad", "good"])
-    asked = options(tmp_path, made.model_dir, ["0", "1"], other, label_names="good,bad")
-    names, found, _ = read(asked)
+    job = options(tmp_path, made.model_dir, ["0", "1"], other, label_names="good,bad")
+    names, found, _ = read(job)
     assert names == ("good", "bad")
     assert found == ["good", "bad", "bad", "good"]
 
@@ -195,13 +195,13 @@ def test_a_job_goes_on_with_the_models_own_head(tmp_path: Path) -> None:
 
 def test_classes_are_those_of_all_datasets(tmp_path: Path) -> None:
     made = write_demo_input(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
-    asked = options(tmp_path, made.model_dir, ["bad", "good"])
+    job = options(tmp_path, made.model_dir, ["bad", "good"])
     other = table(tmp_path / "other.csv", ["neutral", "good"])
-    names, found, _ = read(replace(asked, dataset=(*asked.datasets, other)))
+    names, found, _ = read(replace(job, dataset=(*job.datasets, other)))
     assert names == ("bad", "good", "neutral")
     assert sorted(found[:4]) == ["bad", "good", "good", "neutral"]
     numbers = table(tmp_path / "numbers.csv", ["0", "1"])
     with pytest.raises(
         BadDataset, match=r"numbers\.csv': its classes are 0, 1, and those of --dat"
     ):
-        prepare_job(replace(asked, dataset=(*asked.datasets, numbers)))
+        prepare_job(replace(job, dataset=(*job.datasets, numbers)))

@@ -93,8 +93,8 @@ def _report(*steps: StepCommitted, before: float = 3.0, after: float = 1.0) -> R
 def test_the_dtype_of_the_result_stands_beside_the_loss_of_float32_weights() -> None:
     """A bfloat16 file has another loss than the evaluated float32 weights."""
     report = replace(_report(_step(0)), result_dtype=Dtype.BFLOAT16)
-    told = "(float32 weights; the result is stored as bfloat16)"
-    assert f"evaluation loss      3.000 -> 1.000   {told}" in report.summary_lines()
+    remark = "(float32 weights; the result is stored as bfloat16)"
+    assert f"evaluation loss      3.000 -> 1.000   {remark}" in report.summary_lines()
     assert json.loads(report.to_json())["result_dtype"] == "bfloat16"
     assert "evaluation loss      3.000 -> 1.000" in _report(_step(0)).summary_lines()
 
@@ -429,11 +429,11 @@ def test_the_summary_sets_the_forecast_beside_what_happened() -> None:
     )
     evaluated = EvalForecast(times=2, samples=8, sent_bytes=1e6, seconds=1.0)
     for evaluation in (None, evaluated):
-        told = replace(report, forecast=replace(expected, evaluation=evaluation))
-        (line,) = (one for one in told.summary_lines() if one.startswith("forecast "))
+        full = replace(report, forecast=replace(expected, evaluation=evaluation))
+        (line,) = (one for one in full.summary_lines() if one.startswith("forecast "))
         reached = f"{report.samples_per_second:.3g}"
         assert line == f"forecast             40 to 60 samples/s; reached {reached}"
-        fields = json.loads(told.to_json())["forecast"]
+        fields = json.loads(full.to_json())["forecast"]
         assert fields["samples_per_second_range"] == [40.0, 60.0]
         assert fields["seconds_range"] == [1.0, 4.0]
 

@@ -82,14 +82,14 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_job_whose_connection_breaks_becomes_one_run(
     job: Job, cuts: dict[str, dict[Method[Any, Any], list[int]]]
 ) -> None:
-    told: list[str] = []
+    troubles: list[str] = []
     async with swarm(**cuts) as (client, transport):
-        status = await client.submit(job.spec, job.samples, on_trouble=told.append)
+        status = await client.submit(job.spec, job.samples, on_trouble=troubles.append)
         (run,) = (await client.status()).runs
     assert run.run_id == status.run_id
     assert transport.num_cuts > 0
-    assert len(told) == 1
-    assert told[0].startswith("submitting the job again: ")
+    assert len(troubles) == 1
+    assert troubles[0].startswith("submitting the job again: ")
 
 
 async def test_an_answer_that_never_comes_is_asked_for_again(
@@ -98,17 +98,17 @@ async def test_an_answer_that_never_comes_is_asked_for_again(
     monkeypatch.setattr("swarm_ft.client.swarm.ANSWER_TIMEOUT_S", 0.05)
     gave_up = asyncio.Event()  # no answer comes before
 
-    told: list[str] = []
+    troubles: list[str] = []
 
     def on_trouble(trouble: str) -> None:
-        told.append(trouble)
+        troubles.append(trouble)
         monkeypatch.setattr("swarm_ft.client.swarm.ANSWER_TIMEOUT_S", 60.0)
         gave_up.set()
 
     async with swarm(held={SUBMIT: gave_up.wait}) as (client, _):
         await client.submit(job.spec, job.samples, on_trouble=on_trouble)
         assert len((await client.status()).runs) == 1
-    (trouble,) = told
+    (trouble,) = troubles
     assert "did not answer the submission within 0.05 s" in trouble
 
 
@@ -160,17 +160,17 @@ async def test_a_busy_coordinator_is_asked_again_until_it_has_room(
 ) -> None:
     """A busy coordinator gets more tries than a lost connection: submissions take minutes."""
     monkeypatch.setattr("swarm_ft.coordinator.submission.MAX_SUBMISSIONS", 0)
-    told: list[str] = []
+    troubles: list[str] = []
     async with swarm() as (client, _):
         submitting = asyncio.create_task(
-            client.submit(job.spec, job.samples, run_id=RunId("mine"), on_trouble=told.append)
+            client.submit(job.spec, job.samples, run_id=RunId("mine"), on_trouble=troubles.append)
         )
         for _ in range(1000):
             await asyncio.sleep(0)
         assert not submitting.done()
         monkeypatch.setattr("swarm_ft.coordinator.submission.MAX_SUBMISSIONS", 1)
         assert (await submitting).run_id == "mine"
-    assert told == [
+    assert troubles == [
         "submitting the job again: 0 jobs are being submitted just now; try again later"
     ]
 

@@ -1,4 +1,4 @@
-"""What a cell came to, and what is said of all of them at the end."""
+"""The outcomes of cells, and the summary of all of them."""
 
 import pytest
 

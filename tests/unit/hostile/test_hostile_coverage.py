@@ -59,7 +59,7 @@ def test_what_needs_no_swarm_is_elsewhere(name: str) -> None:
 
 
 def test_the_family_of_bad_jobs_is_whole() -> None:
-    """By what a job holds: its name and texts, its weights, its model, its result, its options."""
+    """It covers a job's name and texts, weights, model, result, and options."""
     family = {name for name in outside.ATTACKS if name.startswith("Job:") or "-job-" in name}
     for part in ("name", "texts", "nan", "huge", "private", "differs", "4096", "written", "bounds"):
         assert any(part in name for name in family), part

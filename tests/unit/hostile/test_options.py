@@ -12,11 +12,11 @@ from tests.hostile.options import (
     End,
     all_ends,
     all_pairs,
-    beside,
     covering,
     extremes,
     job_with,
     numeric_options,
+    with_end,
 )
 from tests.specs import run_spec
 
@@ -74,4 +74,4 @@ def test_extremes_and_one_end_beside_them() -> None:
     ends = (End("a", 1), End("a", 9), End("b", 0), End("b", 5))
     low, high = extremes(ends)
     assert (low, high) == ((End("a", 1), End("b", 0)), (End("a", 9), End("b", 5)))
-    assert beside(End("a", 7), high) == (End("a", 7), End("b", 5))
+    assert with_end(End("a", 7), high) == (End("a", 7), End("b", 5))

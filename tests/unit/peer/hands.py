@@ -12,7 +12,7 @@ from swarm_ft.transport.base import Channel, MessageStream, Transport
 from swarm_ft.transport.methods import LINK
 from tests.raw_calls import RAW
 
-Heard = TypeVar("Heard")
+Received = TypeVar("Received")
 
 
 class Hand:
@@ -21,37 +21,37 @@ class Hand:
     def __init__(self, stream: LinkStream) -> None:
         self.stream = stream
 
-    async def say(self, *messages: LinkMessage) -> None:
+    async def send(self, *messages: LinkMessage) -> None:
         """Send these."""
         for message in messages:
             await self.stream.send(message)
 
-    async def hear(self) -> LinkMessage | None:
+    async def receive(self) -> LinkMessage | None:
         """The next message; None at the clean end."""
         return await self.stream.receive()
 
-    async def hears(self, kind: type[Heard]) -> Heard:
+    async def expect(self, kind: type[Received]) -> Received:
         """The next message, which is of this kind."""
-        message = await self.hear()
+        message = await self.receive()
         assert isinstance(message, kind), message
         return message
 
     async def fails(self, *messages: LinkMessage) -> None:
         """Say these, then wait for the error with which the other side ends the stream."""
-        await self.say(*messages)
-        while await self.hear() is not None:
+        await self.send(*messages)
+        while await self.receive() is not None:
             pass
 
     async def link(self, own: str, to: str) -> None:
         """Exchange the hellos of the link."""
-        await self.say(LinkHello(peer_id=PeerId(own), to=PeerId(to), run_id=RunId("run")))
-        assert await self.hear() == LinkHello(
+        await self.send(LinkHello(peer_id=PeerId(own), to=PeerId(to), run_id=RunId("run")))
+        assert await self.receive() == LinkHello(
             peer_id=PeerId(to), to=PeerId(own), run_id=RunId("run")
         )
 
 
 class Caller:
-    """Who calls a peer under one name, each time on a connection of its own."""
+    """A caller of a peer under one name, each time on a connection of its own."""
 
     def __init__(self, transport: Transport, own: str, to: str) -> None:
         self.endpoint = ""
@@ -88,8 +88,8 @@ class Caller:
     async def greet(self, *hellos: ChannelHello) -> tuple[Hand, list[LinkMessage | None]]:
         """A link with these channels, and the hellos that were said in return."""
         hand = await self.link()
-        await hand.say(*hellos)
-        return hand, [await hand.hear() for _ in hellos]
+        await hand.send(*hellos)
+        return hand, [await hand.receive() for _ in hellos]
 
     async def close(self) -> None:
         """Hang up everywhere."""

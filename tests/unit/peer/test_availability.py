@@ -1,4 +1,4 @@
-"""When a volunteer's machine may work."""
+"""The times at which a volunteer's machine may work."""
 
 from datetime import date, time
 

@@ -1,13 +1,13 @@
-"""Where a peer keeps buffers may fail it; it then goes on without."""
+"""A peer goes on without its place for buffers if that fails."""
 
 from pathlib import Path
 
 import pytest
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.peer.buffer_storage import BufferStorage
-from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.sealing import Sealer
 from tests.specs import run_spec
 
@@ -17,7 +17,7 @@ RECORD = BufferRecord(fingerprint_of(b"payload"), 1, 1, b"payload")
 LIMITS = BufferLimits(memory_bytes=1000, disk_bytes=1 << 20)
 
 
-def kept(store: BufferStore) -> BufferRecord | None:
+def stored(store: BufferStore) -> BufferRecord | None:
     try:
         return store.get(KEY)
     finally:
@@ -32,7 +32,7 @@ def filled(store: BufferStore) -> None:
 def test_what_an_earlier_start_left_is_found_again(tmp_path: Path) -> None:
     place = BufferStorage(limits=LIMITS, directory=tmp_path)
     filled(place.open(RUN, run_spec()))
-    assert kept(place.open(RUN, run_spec())) == RECORD
+    assert stored(place.open(RUN, run_spec())) == RECORD
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_a_directory_that_cannot_be_used_costs_the_disk_tier_only(
     place = BufferStorage(limits=LIMITS, directory=tmp_path / "file")
     store = place.open(RUN, run_spec())
     store.put(KEY, RECORD)
-    assert kept(store) == RECORD
+    assert stored(store) == RECORD
     assert "buffers are kept in memory only" in caplog.text

@@ -1,4 +1,4 @@
-"""How often a peer tries to join."""
+"""The intervals at which a peer tries to join."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def obey(_message: ToPeer) -> None:
     """Nothing is said here."""
 
 
-async def beside(_: Channel) -> None:
+async def do_nothing(_: Channel) -> None:
     """Nothing."""
 
 
@@ -39,7 +39,7 @@ def hello() -> PeerHello:
 def link_to(
     directory: StaticDirectory, transport: MemoryTransport, seed: int = 0
 ) -> CoordinatorLink:
-    """Of a peer that does nothing."""
+    """Return the link of a peer that does nothing."""
     return CoordinatorLink(
         directory,
         transport,
@@ -47,12 +47,12 @@ def link_to(
         hello=hello,
         alive=list,
         handle=obey,
-        while_connected=beside,
+        while_connected=do_nothing,
     )
 
 
 async def waits(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Of a peer whose coordinator is away, the first eight."""
+    """Return the first eight waits of a peer whose coordinator is away."""
     waited: list[float] = []
 
     async def sleep(delay_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Of several runs at one peer each has its turn."""
+"""Several runs at one peer take turns."""
 
 from itertools import groupby
 
@@ -115,18 +115,18 @@ def test_who_had_nothing_to_do_is_owed_nothing() -> None:
     )
 )
 def test_every_task_runs_once_and_each_runs_own_in_order(
-    asked: list[tuple[str, bool, float]],
+    requests: list[tuple[str, bool, float]],
 ) -> None:
     turns: FairQueue[int] = FairQueue()
-    for number, (run, fills, _) in enumerate(asked):
+    for number, (run, fills, _) in enumerate(requests):
         turns.put(RunId(run), number, fills=fills)
     done = []
     while (found := turns.next()) is not None:
         run_id, number = found
-        assert asked[number][0] == run_id
-        turns.add_usage(run_id, asked[number][2])
+        assert requests[number][0] == run_id
+        turns.add_usage(run_id, requests[number][2])
         done.append(number)
-    assert sorted(done) == list(range(len(asked)))
+    assert sorted(done) == list(range(len(requests)))
     for run in "abc":
-        own = [number for number in done if asked[number][0] == run]
+        own = [number for number in done if requests[number][0] == run]
         assert own == sorted(own)

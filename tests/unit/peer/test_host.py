@@ -65,7 +65,7 @@ from tests.states import weights_digest
 from tests.unit.peer.conftest import MakeTrain
 from tests.unit.peer.hands import Caller, Hand
 
-Said = TypeVar("Said")
+Sent = TypeVar("Sent")
 
 RUN, ME = RunId("run"), PeerId("me")
 SEQ_LENGTH = 6
@@ -91,7 +91,7 @@ class Peer:
         snapshots: SnapshotStore | None = None,
     ) -> None:
         self.spec = spec
-        self.said: asyncio.Queue[FromPeer] = asyncio.Queue()
+        self.sent: asyncio.Queue[FromPeer] = asyncio.Queue()
         self.engines: list[StageEngine] = []
         self.transport = MemoryTransport()
         self.compute, self.codecs = ThreadPoolExecutor(1), ThreadPoolExecutor(2)
@@ -105,8 +105,8 @@ class Peer:
             links=self.links,
             compute=self.compute,
             codecs=self.codecs,
-            send_to_coordinator=self.said.put_nowait,
-            timeline=Timeline(ManualClock(), self.said.put_nowait),
+            send_to_coordinator=self.sent.put_nowait,
+            timeline=Timeline(ManualClock(), self.sent.put_nowait),
             memory_bytes=1 << 30,
         )
         state = StageState(context, RUN, spec, make_engine or self._make_engine)
@@ -150,26 +150,26 @@ class Peer:
     async def ready(self, **assign: Any) -> None:
         """Assigned, and loaded."""
         await self.assign(**assign)
-        assert isinstance(await self.said.get(), StageReady)
+        assert isinstance(await self.sent.get(), StageReady)
 
     async def step(self, step: int = 0, *, attempt: int = 1) -> StepReady:
         self.host.plan(plan_of(self.spec, step, attempt=attempt))
-        ready = await self.said.get()
+        ready = await self.sent.get()
         assert isinstance(ready, StepReady), ready
         return ready
 
-    async def hears(self, kind: type[Said]) -> Said:
-        """What it says next, which is of this kind."""
-        said = await self.said.get()
-        assert isinstance(said, kind), said
-        return said
+    async def expect(self, kind: type[Sent]) -> Sent:
+        """Return its next message, which must be of this kind."""
+        message = await self.sent.get()
+        assert isinstance(message, kind), message
+        return message
 
     @property
     def held(self) -> HeldStage:
-        """What it says that it holds."""
-        held = self.host.reported_state
-        assert held is not None
-        return held
+        """Return the stage that it reports."""
+        stage = self.host.reported_state
+        assert stage is not None
+        return stage
 
     async def weights(self) -> bytes:
         loop = asyncio.get_running_loop()
@@ -298,7 +298,7 @@ async def test_numbers_that_the_optimizer_refuses_leave_no_half_stepped_weights(
         await peer.host.commit(replace(commit_of(0), learning_rate=1e38))
     assert peer.host.reported_state is None, "its weights are stepped in part"
     await peer.assign(attempt=2)
-    await peer.hears(StageReady)
+    await peer.expect(StageReady)
     assert peer.held.committed_steps == 0
 
 
@@ -404,7 +404,7 @@ async def test_a_plan_of_an_older_attempt_is_void(peer: Peer) -> None:
     await peer.ready(attempt=2, fresh=False)
     peer.host.plan(plan_of(peer.spec, 0, attempt=1))
     assert (await peer.step(0, attempt=2)).attempt == 2
-    assert peer.said.empty()
+    assert peer.sent.empty()
 
 
 async def test_plans_before_and_after_an_attempt_are_void(peer: Peer) -> None:
@@ -412,7 +412,7 @@ async def test_plans_before_and_after_an_attempt_are_void(peer: Peer) -> None:
     await peer.ready()
     await peer.host.stop()
     peer.host.plan(plan_of(peer.spec, 0))
-    assert peer.said.empty()
+    assert peer.sent.empty()
 
 
 async def test_a_plan_while_another_waits_is_out_of_turn(peer: Peer) -> None:
@@ -430,7 +430,7 @@ async def test_a_plan_without_tokens_fails_the_attempt(peer: Peer) -> None:
             run_id=RUN, attempt=Attempt(1), step=StepNumber(0), microbatches=whole.microbatches
         )
     )
-    failed = await peer.hears(StageFailed)
+    failed = await peer.expect(StageFailed)
     assert failed.code == "malformed-message"
     await peer.ready(attempt=2, fresh=False)
     await peer.step(0, attempt=2)
@@ -452,9 +452,9 @@ async def test_a_plan_by_codecs_that_cannot_follow_is_refused(
 async def test_nothing_is_held_until_the_stage_is_loaded(peer: Peer) -> None:
     assert peer.host.reported_state is None
     await peer.ready()
-    held = peer.held
-    assert (str(held.layers), held.committed_steps, held.exported) == ("0-2", 0, None)
-    assert held.spec_digest == peer.spec.digest()
+    stage = peer.held
+    assert (str(stage.layers), stage.committed_steps, stage.exported) == ("0-2", 0, None)
+    assert stage.spec_digest == peer.spec.digest()
 
 
 async def test_a_fresh_assignment_goes_back_to_the_first_weights(peer: Peer) -> None:
@@ -471,7 +471,7 @@ async def test_a_fresh_assignment_goes_back_to_the_first_weights(peer: Peer) -> 
 async def test_an_assignment_that_counts_other_steps_than_are_here_fails(peer: Peer) -> None:
     await peer.ready()
     await peer.assign(attempt=2, committed_steps=3, fresh=False)
-    failed = await peer.hears(StageFailed)
+    failed = await peer.expect(StageFailed)
     assert (failed.code, failed.attempt) == ("out-of-turn", 2)
     assert "expected 3 committed steps here, got 0" in failed.message
 
@@ -495,7 +495,7 @@ async def test_a_client_learns_nothing_of_why_a_model_cannot_be_opened(
     missing = tmp_path / "nowhere"
     peer = make_peer(make_engine=lambda spec, layers: open_checkpoint(str(missing)))
     await peer.assign()
-    failed = await peer.hears(StageFailed)
+    failed = await peer.expect(StageFailed)
     assert failed.code == "model-unavailable"
     assert failed.message == UNAVAILABLE
     assert str(missing) in caplog.text
@@ -506,7 +506,7 @@ async def test_other_weights_than_the_runs_are_told(make_peer: MakePeer, spec: R
     other = replace(spec, model=replace(spec.model, block_digests=(bytes(16),) * 2))
     peer = make_peer(run_spec=other)
     await peer.assign()
-    failed = await peer.hears(StageFailed)
+    failed = await peer.expect(StageFailed)
     assert failed.code == "model-differs"
     assert "the model differs in its block 0" in failed.message
     assert spec.model.reference not in failed.message
@@ -520,7 +520,7 @@ async def test_a_bug_is_told_without_its_detail_and_logged_with_it(
 
     peer = make_peer(make_engine=broken)
     await peer.assign()
-    failed = await peer.hears(StageFailed)
+    failed = await peer.expect(StageFailed)
     assert failed.code == "internal"
     assert "secret" not in failed.message
     assert "secret detail" in caplog.text
@@ -551,7 +551,7 @@ async def test_a_source_offers_its_state_beside_and_no_longer_than_somebody_take
 ) -> None:
     learners = (Learner(peer_id=PeerId("other"), step=StepNumber(0), sources=(ME,)),)
     await peer.assign(stages=TWO, learners=learners)
-    offered = await peer.said.get()
+    offered = await peer.sent.get()
     assert isinstance(offered, StageOffered), "before the other one is even connected"
     name = ShardName(run_id=RUN, step=StepNumber(0), layers=LayerRange(0, 2))
     path = peer.context.offers[name].path
@@ -559,14 +559,14 @@ async def test_a_source_offers_its_state_beside_and_no_longer_than_somebody_take
     assert offered.proofs.keys() == {"other"}
 
     await peer.assign(attempt=2, stages=TWO, learners=learners)
-    again = await peer.said.get()
+    again = await peer.sent.get()
     assert again == replace(offered, attempt=Attempt(2)), (
         "the next attempt's learner hears of it too"
     )
 
     later = replace(learners[0], peer_id=PeerId("third"))
     await peer.assign(attempt=2, stages=(*TWO, ("third", 0, 2)), learners=(*learners, later))
-    both = await peer.said.get()
+    both = await peer.sent.get()
     assert isinstance(both, StageOffered)
     assert both.proofs.keys() == {"other", "third"}
     assert both.proofs[PeerId("other")] == offered.proofs[PeerId("other")]
@@ -585,7 +585,7 @@ async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_a
         await peer.assign(stages=TWO, committed_steps=3, fresh=False, learners=learners)
         assert peer.host.reported_state is None
         await peer.assign(attempt=2, stages=TWO, committed_steps=4, fresh=False, learners=learners)
-        failed = await peer.hears(StageFailed)
+        failed = await peer.expect(StageFailed)
         assert failed.code == "out-of-turn"
         assert "the sums of all 4 committed steps" in failed.message
 
@@ -605,7 +605,7 @@ async def test_a_state_that_is_offered_before_the_learner_has_begun_is_fetched_n
             sources=(PeerId("other"),),
         )
         peer.host.start_catch_up(take)
-    failed = await peer.hears(StageFailed)
+    failed = await peer.expect(StageFailed)
     assert "no source has a list" in failed.message, "it tried"
 
 
@@ -613,7 +613,7 @@ async def test_a_step_is_not_computed_by_who_has_not_caught_up(peer: Peer) -> No
     learners = (Learner(peer_id=ME, step=StepNumber(3), sources=(PeerId("other"),)),)
     await peer.ready(stages=((ME, 0, 2),), committed_steps=3, fresh=False, learners=learners)
     peer.host.plan(plan_of(peer.spec, 3, attempt=1))
-    failed = await peer.hears(StageFailed)
+    failed = await peer.expect(StageFailed)
     assert "over a peer that has not caught up" in failed.message
 
 
@@ -624,26 +624,26 @@ BEHIND = (("before", 0, 1), (ME, 1, 2))
 
 async def test_a_neighbour_that_hears_of_an_attempt_first_is_kept_waiting(peer: Peer) -> None:
     async with peer.called() as hand:
-        await hand.say(hello(peer, attempt=2))
+        await hand.send(hello(peer, attempt=2))
         await peer.assign(attempt=1, stages=BEHIND)
-        assert (await hand.hears(BoundaryHello)).attempt == 1
+        assert (await hand.expect(BoundaryHello)).attempt == 1
         await peer.assign(attempt=2, stages=BEHIND)
-        assert (await hand.hears(BoundaryHello)).attempt == 2
-        assert isinstance(await peer.said.get(), StageReady)
+        assert (await hand.expect(BoundaryHello)).attempt == 2
+        assert isinstance(await peer.sent.get(), StageReady)
 
 
 async def test_a_neighbour_waits_as_long_as_the_stage_takes_to_load(peer: Peer) -> None:
     async with peer.called() as hand:
         async with peer.busy():
             await peer.assign(stages=BEHIND)
-            await hand.say(hello(peer))
-            answer = asyncio.create_task(hand.hear())
+            await hand.send(hello(peer))
+            answer = asyncio.create_task(hand.receive())
             await asyncio.wait({answer}, timeout=0.05)
             assert not answer.done()
         answered = await answer
         assert isinstance(answered, BoundaryHello)
         assert answered.peer_id == ME
-        assert isinstance(await peer.said.get(), StageReady)
+        assert isinstance(await peer.sent.get(), StageReady)
 
 
 @pytest.mark.parametrize(
@@ -656,21 +656,21 @@ async def test_a_stranger_is_not_let_in(
 ) -> None:
     await peer.assign(stages=BEHIND)
     async with peer.called() as stranger:
-        assert (await stranger.hears(BoundaryHello)).peer_id == ME
+        assert (await stranger.expect(BoundaryHello)).peer_id == ME
         with pytest.raises(error):
             await stranger.fails(hello(peer, **changes))
     async with peer.called() as neighbour:
-        await neighbour.say(hello(peer))
-        assert isinstance(await peer.said.get(), StageReady)
+        await neighbour.send(hello(peer))
+        assert isinstance(await peer.sent.get(), StageReady)
 
 
 async def test_the_next_attempt_goes_on_over_the_stream_that_stands(peer: Peer) -> None:
     async with peer.called() as hand:
         for attempt in (1, 2, 3):
             await peer.assign(attempt=attempt, stages=BEHIND)
-            await hand.say(hello(peer, attempt=attempt))
-            assert (await hand.hears(BoundaryHello)).attempt == attempt
-            assert isinstance(await peer.said.get(), StageReady)
+            await hand.send(hello(peer, attempt=attempt))
+            assert (await hand.expect(BoundaryHello)).attempt == attempt
+            assert isinstance(await peer.sent.get(), StageReady)
             await peer.host.stop()
 
 
@@ -679,7 +679,7 @@ async def test_a_neighbour_that_is_nowhere_fails_the_attempt(
 ) -> None:
     monkeypatch.setattr("swarm_ft.peer.links.UNREACHABLE_AFTER_S", 0.0)
     await peer.assign(stages=((ME, 0, 1), ("next", 1, 2)))
-    failed = await peer.hears(StageFailed)
+    failed = await peer.expect(StageFailed)
     assert failed.code == "unavailable"
     assert "peer next cannot be reached" in failed.message
     assert failed.about == "next"
@@ -692,7 +692,7 @@ async def test_another_spec_at_the_neighbour_behind_fails_the_attempt(peer: Peer
 
     server = await peer.transport.serve("next", 1, {LINK: refuse})
     await peer.assign(stages=((ME, 0, 1), ("next", 1, 2)))
-    assert (await peer.hears(StageFailed)).code == "unavailable"
+    assert (await peer.expect(StageFailed)).code == "unavailable"
     await server.stop()
 
 
@@ -710,7 +710,7 @@ async def test_exported_weights_are_offered_until_the_run_is_released(
     await peer.ready()
     assert peer.context.offers == {}
     await peer.host.export()
-    exported = await peer.said.get()
+    exported = await peer.sent.get()
     assert isinstance(exported, StageExported)
     had_result = peer.host.has_result
     assert had_result
@@ -732,7 +732,7 @@ async def test_a_result_that_the_run_went_back_from_is_offered_no_more(peer: Pee
     await peer.step(0)
     await peer.host.commit(commit_of(0))
     await peer.host.export()
-    assert isinstance(await peer.said.get(), StageExported)
+    assert isinstance(await peer.sent.get(), StageExported)
     (offered,) = peer.context.offers.values()
     await peer.ready(attempt=2, committed_steps=0)
     assert not peer.host.has_result
@@ -779,7 +779,7 @@ async def test_who_was_released_saves_no_more(
     await releasing
     assert list((tmp_path / "saved").iterdir()) == []
     assert (tmp_path / "snapshots").exists() == (moment == "put")
-    assert peer.said.empty()
+    assert peer.sent.empty()
 
 
 async def test_a_disk_that_cannot_be_written_is_unavailable(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import (
     InternalError,
     NonFinite,
@@ -45,7 +46,6 @@ from swarm_ft.protocol.messages.boundary import (
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.control import MAX_MEASURED_LINKS
 from swarm_ft.protocol.messages.link import LinkHello, LinkMessage, LinkPing, LinkPong
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
 from tests.codecs import parse
@@ -71,7 +71,7 @@ class End:
         self, peer: str, attempt: int, digest: bytes = b"s" * 16, run_id: RunId = RUN
     ) -> None:
         self.attempt = attempt
-        self.heard: asyncio.Queue[FromNeighbour] = asyncio.Queue()
+        self.received: asyncio.Queue[FromNeighbour] = asyncio.Queue()
         self.is_connected = asyncio.Event()
         self.is_away = asyncio.Event()
         self.is_away.set()
@@ -103,7 +103,7 @@ class End:
         assert self.is_connected.is_set()
         if isinstance(message, KeyFrameRequest):
             raise OutOfTurn(message.reason)
-        self.heard.put_nowait(message)
+        self.received.put_nowait(message)
 
     async def write(self, message: FromNeighbour, send: Send) -> None:
         await send(message)
@@ -141,11 +141,11 @@ class Attending:
         await asyncio.gather(self.running, return_exceptions=True)
 
     async def connected(self) -> None:
-        """Until the other side is there; fails with the attempt."""
+        """Wait until the other side is connected; fail with the attempt."""
         await self.before(self.end.is_connected.wait())
 
     async def before(self, wait: Awaitable[object]) -> None:
-        """Until this comes; fails if the attempt does."""
+        """Wait for an awaitable; fail if the attempt does."""
         waiting = asyncio.ensure_future(wait)
         await asyncio.wait((waiting, self.running), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -216,9 +216,9 @@ async def test_a_new_attempt_takes_a_message_and_no_call(pair: Pair) -> None:
     for number in range(1, 6):
         async with pair.attempt(number) as (a, b):
             a.channel.send(ack(number))
-            assert await b.end.heard.get() == ack(number)
+            assert await b.end.received.get() == ack(number)
             b.channel.send(ack(number, 7))
-            assert await a.end.heard.get() == ack(number, 7)
+            assert await a.end.received.get() == ack(number, 7)
     assert len(pair.transport.opened) == 1
 
 
@@ -237,8 +237,8 @@ async def test_who_hears_of_an_attempt_first_waits_for_the_other(pair: Pair, fir
                 await early.connected()
                 await late.connected()
                 late.channel.send(ack(2))
-                assert await early.end.heard.get() == ack(2)
-                assert early.end.heard.empty()
+                assert await early.end.received.get() == ack(2)
+                assert early.end.received.empty()
     assert len(pair.transport.opened) == 1
 
 
@@ -252,7 +252,7 @@ async def test_what_an_attempt_left_to_be_sent_is_not_sent_in_the_next(pair: Pai
                 await next_a.connected()
                 await next_b.connected()
                 next_a.channel.send(ack(2))
-                assert await next_b.end.heard.get() == ack(2)
+                assert await next_b.end.received.get() == ack(2)
 
 
 async def test_what_was_said_before_the_other_went_away_is_not_sent_when_it_is_back(
@@ -264,15 +264,15 @@ async def test_what_was_said_before_the_other_went_away_is_not_sent_when_it_is_b
         await b.connected()
         for number in range(100):
             b.channel.send(ack(1, number))
-        await hand.say(End("a", 2).hello)
+        await hand.send(End("a", 2).hello)
         await b.end.is_away.wait()
-        await hand.say(End("a", 1).hello)
+        await hand.send(End("a", 1).hello)
         await b.connected()
         b.channel.send(ack(1, 100))
-        heard = [await hand.hear()]
-        while heard[-1] != ack(1, 100):
-            heard.append(await hand.hear())
-        assert len(heard) < 100
+        received = [await hand.receive()]
+        while received[-1] != ack(1, 100):
+            received.append(await hand.receive())
+        assert len(received) < 100
 
 
 async def test_a_stream_that_breaks_comes_back_under_the_attempt(pair: Pair) -> None:
@@ -283,7 +283,7 @@ async def test_a_stream_that_breaks_comes_back_under_the_attempt(pair: Pair) -> 
             await a.connected()
             await b.connected()
             a.channel.send(ack(1, number))
-            assert await b.end.heard.get() == ack(1, number)
+            assert await b.end.received.get() == ack(1, number)
     assert len(pair.transport.opened) == 1 + 2 * MAX_BROKEN_STREAMS
 
 
@@ -311,8 +311,8 @@ async def test_two_runs_have_a_stream_each_and_know_nothing_of_each_other(pair: 
         assert len(pair.transport.opened) == 2
         a.channel.send(ack(1, 1))
         other_a.channel.send(ack(1, 2))
-        assert await b.end.heard.get() == ack(1, 1)
-        assert await other_b.end.heard.get() == ack(1, 2)
+        assert await b.end.received.get() == ack(1, 1)
+        assert await other_b.end.received.get() == ack(1, 2)
         other_b.channel.break_off(Unavailable("a test"))
         await other_a.end.is_away.wait()
         assert a.end.is_connected.is_set()
@@ -367,7 +367,7 @@ async def test_who_is_named_may_wait_until_it_is_named_no_more(pair: Pair) -> No
 
 @pytest.fixture
 async def caller(pair: Pair) -> AsyncIterator[Caller]:
-    """Who calls b by hand in the name of a."""
+    """Return a caller of b by hand in the name of a."""
     caller = Caller(pair.transport, "a", "b")
     caller.endpoint = pair.b.endpoint
     yield caller
@@ -478,7 +478,7 @@ async def test_a_stream_that_comes_while_the_peer_leaves_is_not_kept(pair: Pair)
 
 
 async def break_a_stream(caller: Caller, hello: BoundaryHello) -> None:
-    """As `a`, break the protocol."""
+    """Break the protocol in the name of a."""
     hand, _ = await caller.greet(hello)
     with pytest.raises(OutOfTurn):
         await hand.fails(KeyFrameRequest(ack(1).key, "nonsense"))
@@ -509,11 +509,11 @@ async def test_broken_streams_count_for_one_attempt_alone(pair: Pair, caller: Ca
 # ---- marks, by which a link measures itself
 
 
-async def heard_pong(hand: Hand) -> LinkPong:
+async def receive_pong(hand: Hand) -> LinkPong:
     """The next one, whatever else is said before it."""
-    while not isinstance(heard := await hand.hear(), LinkPong):
-        assert heard is not None
-    return heard
+    while not isinstance(message := await hand.receive(), LinkPong):
+        assert message is not None
+    return message
 
 
 async def test_a_round_trip_is_measured_while_two_work_together(pair: Pair) -> None:
@@ -523,7 +523,7 @@ async def test_a_round_trip_is_measured_while_two_work_together(pair: Pair) -> N
             number += 1
             for one, other in ((a, b), (b, a)):
                 one.channel.send(ack(1, number))
-                await other.end.heard.get()
+                await other.end.received.get()
         assert pair.a.links.speeds[B].least_round_trip_s > 0.0
         assert pair.b.links.speeds[A].bytes_per_s == 0.0, "it was never full"
 
@@ -539,8 +539,8 @@ async def test_what_was_measured_is_told_of_the_slowest_links(
     monkeypatch.setattr(PeerLink, "speed", property(lambda _: next(left)))
     for number in range(len(speeds)):
         pair.a.links.link_to(PeerId(f"b{number}"), RUN)
-    told = [speed.bytes_per_s for speed in pair.a.links.speeds.values()]
-    assert told == [float(number) for number in range(1, MAX_MEASURED_LINKS + 1)]
+    rates = [speed.bytes_per_s for speed in pair.a.links.speeds.values()]
+    assert rates == [float(number) for number in range(1, MAX_MEASURED_LINKS + 1)]
 
 
 async def test_pings_are_answered_and_pongs_that_nobody_asked_for_change_nothing(
@@ -549,12 +549,12 @@ async def test_pings_are_answered_and_pongs_that_nobody_asked_for_change_nothing
     async with pair.b.attempt(pair.a, 1) as b:
         hand, _ = await caller.greet(End("a", 1).hello)
         await b.connected()
-        await hand.say(LinkPong(4_000_000_000, 1), LinkPing(7))
-        assert (await heard_pong(hand)).serial == 7
-        await hand.say(LinkPong(4_000_000_000, 1), LinkPing(0))
-        assert (await heard_pong(hand)).serial == 0
-        await hand.say(ack(1))
-        assert await b.end.heard.get() == ack(1)
+        await hand.send(LinkPong(4_000_000_000, 1), LinkPing(7))
+        assert (await receive_pong(hand)).serial == 7
+        await hand.send(LinkPong(4_000_000_000, 1), LinkPing(0))
+        assert (await receive_pong(hand)).serial == 0
+        await hand.send(ack(1))
+        assert await b.end.received.get() == ack(1)
 
 
 class StuckEnd(End):
@@ -567,7 +567,7 @@ class StuckEnd(End):
 async def test_who_pings_again_before_the_answer_costs_itself_the_stream(
     pair: Pair, caller: Caller
 ) -> None:
-    """So one pong waits at most, whatever is not read."""
+    """One pong at most waits, whatever is not read."""
     attending = Attending(pair.b, pair.a, StuckEnd("b", 1))
     hand, _ = await caller.greet(End("a", 1).hello)
     await attending.connected()
@@ -600,18 +600,18 @@ def frame() -> Frame:
 @pytest.mark.parametrize("end", ["written", "broken", "given up"])
 async def test_links_are_quiet_while_no_frame_waits_or_is_written(pair: Pair, end: str) -> None:
     await pair.a.links.wait_quiet()
-    held = HeldEnd("a", 1)
-    attending = Attending(pair.a, pair.b, held)
+    blocked = HeldEnd("a", 1)
+    attending = Attending(pair.a, pair.b, blocked)
     async with pair.b.attempt(pair.a, 1) as b:
         await attending.connected()
         await pair.a.links.wait_quiet()
         attending.channel.send(frame())
         quiet = asyncio.create_task(pair.a.links.wait_quiet())
-        await held.is_writing.wait()
+        await blocked.is_writing.wait()
         assert not quiet.done()
         if end == "written":
-            held.may_write.set()
-            assert isinstance(await b.end.heard.get(), Frame)
+            blocked.may_write.set()
+            assert isinstance(await b.end.received.get(), Frame)
         elif end == "broken":
             attending.channel.break_off(Unavailable("for a test"))
         else:
@@ -624,7 +624,7 @@ async def test_links_are_quiet_while_no_frame_waits_or_is_written(pair: Pair, en
 
 
 class Script:
-    """What answers in the place of b: first what the script says, then b."""
+    """A script that answers in the place of b before b itself does."""
 
     def __init__(self, b: Peer, *acts: Callable[[LinkStream], Awaitable[None]]) -> None:
         self.acts = list(acts)
@@ -649,7 +649,7 @@ def failing(error: SwarmError) -> Callable[[LinkStream], Awaitable[None]]:
 
 
 def greeting(
-    *says: BoundaryHello, then: SwarmError, name: PeerId = B
+    *messages: BoundaryHello, then: SwarmError, name: PeerId = B
 ) -> Callable[[LinkStream], Awaitable[None]]:
     """An answer that links, says this, and then fails."""
 
@@ -657,8 +657,8 @@ def greeting(
         hello = await receive_hello(stream)
         await stream.send(LinkHello(peer_id=name, to=hello.peer_id, run_id=hello.run_id))
         await stream.receive()
-        for said in says:
-            await stream.send(said)
+        for message in messages:
+            await stream.send(message)
         raise then
 
     return behave

@@ -70,7 +70,7 @@ RUN = RunId("run")
 Stages: TypeAlias = tuple[tuple[str, int, int], ...]
 MakeAssign: TypeAlias = Callable[..., Assign]
 MakePlan: TypeAlias = Callable[..., PlanStep]
-Said = TypeVar("Said")
+Sent = TypeVar("Sent")
 
 
 class Joined:
@@ -81,40 +81,42 @@ class Joined:
         self.over: asyncio.Future[SwarmError | None] = asyncio.get_running_loop().create_future()
         self._stream = stream
 
-    async def say(self, message: ToPeer) -> None:
+    async def send(self, message: ToPeer) -> None:
         await self._stream.send(message)
 
     async def waits_for(self) -> set[str]:
-        """Whom the peer waits for, once it tells."""
-        while not (isinstance(said := await self._stream.receive(), PeerAlive) and said.waits_for):
-            assert said is not None
-        return set(said.waits_for)
+        """Wait until the peer reports that it waits; return the peers that it waits for."""
+        while not (
+            isinstance(message := await self._stream.receive(), PeerAlive) and message.waits_for
+        ):
+            assert message is not None
+        return set(message.waits_for)
 
     async def alive(self) -> PeerAlive:
-        """When the peer next says that it is there."""
-        while not isinstance(said := await self._stream.receive(), PeerAlive):
-            assert said is not None
-        return said
+        """Return the peer's next heartbeat."""
+        while not isinstance(message := await self._stream.receive(), PeerAlive):
+            assert message is not None
+        return message
 
-    async def hear(self, *, ends: bool = True) -> FromPeer | None:
-        """What the peer says next, but that it is there, or asks what it gave."""
-        while isinstance(said := await self._stream.receive(), PeerAlive | ContributionRequest):
+    async def receive(self, *, ends: bool = True) -> FromPeer | None:
+        """Return the peer's next message that is no heartbeat and no request for contributions."""
+        while isinstance(message := await self._stream.receive(), PeerAlive | ContributionRequest):
             pass
-        if ends and isinstance(said, PeerGoodbye):
+        if ends and isinstance(message, PeerGoodbye):
             self.end()
-        return said
+        return message
 
-    async def hears(self, kind: type[Said]) -> Said:
-        """As `hear`; it is of this kind."""
-        said = await self.hear()
-        assert isinstance(said, kind), said
-        return said
+    async def expect(self, kind: type[Sent]) -> Sent:
+        """Return the next message, which must be of this kind; see `receive`."""
+        message = await self.receive()
+        assert isinstance(message, kind), message
+        return message
 
     @property
     def held(self) -> HeldStage:
-        """What the peer holds, by its hello."""
-        (held,) = self.hello.held
-        return held
+        """Return the stage of the peer's hello."""
+        (stage,) = self.hello.held
+        return stage
 
     def end(self, error: SwarmError | None = None) -> None:
         """Hang up, with a reason or without one."""
@@ -280,15 +282,15 @@ def commit_of(step: int, *, attempt: int = 1) -> CommitStep:
 
 
 async def ready(joined: Joined, assign: Assign) -> None:
-    await joined.say(assign)
-    assert isinstance(await joined.hear(), StageReady)
+    await joined.send(assign)
+    assert isinstance(await joined.receive(), StageReady)
 
 
 async def exported(swarm: Swarm, assign: Assign, joined: Joined) -> None:
     """A peer with a result of the run."""
     await ready(joined, assign)
-    await joined.say(ExportStage(run_id=assign.run_id))
-    assert isinstance(await joined.hear(), StageExported)
+    await joined.send(ExportStage(run_id=assign.run_id))
+    assert isinstance(await joined.receive(), StageExported)
 
 
 def result_of(run_id: RunId) -> ShardName:
@@ -296,7 +298,7 @@ def result_of(run_id: RunId) -> ShardName:
 
 
 async def num_chunks_of(channel: Channel, run_id: RunId) -> int:
-    """Of the result that the peer gives."""
+    """Count the chunks of the peer's result."""
     chunks = await call(channel, LIST_CHUNKS, result_of(run_id), timeout_s=10.0)
     return len(chunks)
 
@@ -314,12 +316,12 @@ async def test_a_peer_offers_itself_and_trains_what_it_is_told(
     await ready(joined, assign_of())
     losses = []
     for step in range(3):
-        await joined.say(plan_of(step))
-        done = await joined.hears(StepReady)
+        await joined.send(plan_of(step))
+        done = await joined.expect(StepReady)
         losses.append(done.loss_sum)
-        await joined.say(commit_of(step))
+        await joined.send(commit_of(step))
     assert len(set(losses)) == 3
-    await joined.say(ReleaseStage(run_id=RUN, reason="over"))
+    await joined.send(ReleaseStage(run_id=RUN, reason="over"))
 
 
 async def test_a_peer_that_has_its_stage_says_whom_it_waits_for(
@@ -327,7 +329,7 @@ async def test_a_peer_that_has_its_stage_says_whom_it_waits_for(
 ) -> None:
     await swarm.peer()
     joined = await swarm.joined()
-    await joined.say(assign_of(stages=(("peer", 0, 1), ("twin", 0, 1), ("below", 1, 2))))
+    await joined.send(assign_of(stages=(("peer", 0, 1), ("twin", 0, 1), ("below", 1, 2))))
     assert await joined.waits_for() == {"twin", "below"}
 
 
@@ -349,10 +351,10 @@ async def test_a_peer_in_a_step_says_without_whom_it_cannot_go_on(
         await swarm.peer(name, f"{start}-{stop}")
         both.append(await swarm.joined(name))
     for joined in both:
-        await joined.say(assign_of(stages=stages))
+        await joined.send(assign_of(stages=stages))
     for joined in both:
-        await joined.hears(StageReady)
-    await both[0].say(plan_of(0))
+        await joined.expect(StageReady)
+    await both[0].send(plan_of(0))
     assert await both[0].waits_for() == {lacked}, "which has not heard of the step"
 
 
@@ -361,7 +363,7 @@ async def test_a_peer_that_has_nothing_to_do_stays_and_says_why(
 ) -> None:
     await swarm.peer()
     joined = await swarm.joined()
-    await joined.say(StayIdle(reason="layers 0-2: outside the model"))
+    await joined.send(StayIdle(reason="layers 0-2: outside the model"))
     await ready(joined, assign_of())
     assert "layers 0-2: outside the model; this peer waits" in caplog.text
 
@@ -397,15 +399,15 @@ async def test_a_peer_whose_coordinator_ails_comes_back_with_its_weights(
     _, running = await swarm.peer()
     joined = await swarm.joined()
     await ready(joined, assign_of())
-    await joined.say(plan_of(0))
-    await joined.hear()
-    await joined.say(commit_of(0))
-    await joined.say(plan_of(1))
-    await joined.hear()
+    await joined.send(plan_of(0))
+    await joined.receive()
+    await joined.send(commit_of(0))
+    await joined.send(plan_of(1))
+    await joined.receive()
     joined.end(error)
     again = await swarm.joined()
     assert again.held.committed_steps == 1
-    await again.say(commit_of(1))
+    await again.send(commit_of(1))
     await ready(again, assign_of(attempt=2, fresh=False, committed_steps=2))
     assert not running.done()
 
@@ -442,11 +444,11 @@ async def test_what_makes_no_sense_fails_its_run_and_costs_neither_stream_nor_st
     )
     codes = {"out-of-turn", "malformed-message"}
     for message in nonsense:
-        await joined.say(message)
-        failed = await joined.hears(StageFailed)
+        await joined.send(message)
+        failed = await joined.expect(StageFailed)
         assert failed.run_id == message.run_id
         assert failed.code in codes
-    await joined.say(ExportStage(run_id=RunId("../run")))  # no message at all
+    await joined.send(ExportStage(run_id=RunId("../run")))  # no message at all
     joined = await swarm.joined()
     assert joined.hello.held
     await ready(joined, assign_of(attempt=2, fresh=False))
@@ -458,8 +460,8 @@ async def test_another_digest_of_the_spec_is_told_to_the_coordinator(
 ) -> None:
     await swarm.peer()
     joined = await swarm.joined()
-    await joined.say(replace(assign_of(), spec_digest=bytes(16)))
-    failed = await joined.hears(StageFailed)
+    await joined.send(replace(assign_of(), spec_digest=bytes(16)))
+    failed = await joined.expect(StageFailed)
     assert failed.code == "run-mismatch"
     assert "00000000" in failed.message
 
@@ -469,9 +471,9 @@ async def test_a_model_that_is_not_there_is_told_to_the_coordinator(
 ) -> None:
     _, running = await swarm.peer()
     joined = await swarm.joined()
-    elsewhere = replace(spec, model=replace(spec.model, reference="/nowhere/at/all"))
-    await joined.say(replace(assign_of(), spec=elsewhere, spec_digest=elsewhere.digest()))
-    failed = await joined.hears(StageFailed)
+    missing_model = replace(spec, model=replace(spec.model, reference="/nowhere/at/all"))
+    await joined.send(replace(assign_of(), spec=missing_model, spec_digest=missing_model.digest()))
+    failed = await joined.expect(StageFailed)
     assert failed.code == "model-unavailable"
     assert "/nowhere/at/all" not in failed.message
     assert not running.done()
@@ -485,12 +487,12 @@ async def test_a_peer_that_leaves_says_goodbye(swarm: Swarm, assign_of: MakeAssi
     joined = await swarm.joined()
     await ready(joined, assign_of())
     node.leave(reason="Ctrl-C")
-    assert await joined.hears(PeerLeaving) == PeerLeaving(reason="Ctrl-C")
-    goodbye = asyncio.create_task(joined.hear())
-    await joined.say(LeaveProgress(may_go=False, words="peer heir takes the state over"))
+    assert await joined.expect(PeerLeaving) == PeerLeaving(reason="Ctrl-C")
+    goodbye = asyncio.create_task(joined.receive())
+    await joined.send(LeaveProgress(may_go=False, words="peer heir takes the state over"))
     done, _ = await asyncio.wait({goodbye}, timeout=0.1)
     assert not done
-    await joined.say(LeaveProgress(may_go=True, words=""))
+    await joined.send(LeaveProgress(may_go=True, words=""))
     assert isinstance(await goodbye, PeerGoodbye)
     await running
 
@@ -499,8 +501,8 @@ async def test_a_peer_that_hosts_nothing_leaves_at_once(swarm: Swarm) -> None:
     node, running = await swarm.peer()
     joined = await swarm.joined()
     node.leave()
-    await joined.hears(PeerLeaving)
-    await joined.hears(PeerGoodbye)
+    await joined.expect(PeerLeaving)
+    await joined.expect(PeerGoodbye)
     await running
 
 
@@ -511,8 +513,8 @@ async def test_a_peer_leaves_after_its_time_whatever_would_be_lost(
     joined = await swarm.joined()
     await ready(joined, assign_of())
     node.leave(timeout_s=0.0)
-    await joined.hears(PeerLeaving)
-    await joined.hears(PeerGoodbye)
+    await joined.expect(PeerLeaving)
+    await joined.expect(PeerGoodbye)
     await running
 
 
@@ -523,14 +525,14 @@ async def test_a_peer_that_pauses_stays_and_says_so_when_it_joins_anew(
     joined = await swarm.joined()
     await ready(joined, assign_of())
     node.pause("outside of its hours")
-    leaving = await joined.hears(PeerLeaving)
+    leaving = await joined.expect(PeerLeaving)
     assert leaving == PeerLeaving(stays=True, reason="outside of its hours")
     joined.end(Unavailable("the coordinator starts again"))
     joined = await swarm.joined()
     assert joined.hello.leaving == leaving
-    await joined.say(LeaveProgress(may_go=True, words=""))
+    await joined.send(LeaveProgress(may_go=True, words=""))
     node.resume()
-    assert isinstance(await joined.hear(), PeerResumed)
+    assert isinstance(await joined.receive(), PeerResumed)
     assert not running.done()
 
 
@@ -541,9 +543,9 @@ async def test_a_peer_stays_until_its_goodbye_was_heard(
     node, running = await swarm.peer()
     joined = await swarm.joined()
     node.leave()
-    await joined.hears(PeerLeaving)
-    assert isinstance(await joined.hear(ends=False), PeerGoodbye)
-    assert await joined.hear() is None, "it said its last, and did not hang up"
+    await joined.expect(PeerLeaving)
+    assert isinstance(await joined.receive(ends=False), PeerGoodbye)
+    assert await joined.receive() is None, "it said its last, and did not hang up"
     assert not running.done()
     joined.end()
     await running
@@ -566,11 +568,11 @@ async def test_a_peer_with_a_result_leaves_once_it_is_collected(
     joined = await swarm.joined()
     await exported(swarm, assign_of(), joined)
     node.leave()
-    await joined.hears(PeerLeaving)
-    goodbye = asyncio.create_task(joined.hear())
+    await joined.expect(PeerLeaving)
+    goodbye = asyncio.create_task(joined.receive())
     assert await num_chunks_of(swarm.channel(), RUN) == 1, "its client is still served"
     assert not goodbye.done()
-    await joined.say(ReleaseStage(run_id=RUN, reason="collected"))
+    await joined.send(ReleaseStage(run_id=RUN, reason="collected"))
     assert isinstance(await goodbye, PeerGoodbye)
     await running
 
@@ -581,15 +583,15 @@ async def test_a_second_result_is_waited_for_as_the_first_was(
     node, running = await swarm.peer()
     joined = await swarm.joined()
     await exported(swarm, assign_of(), joined)
-    await joined.say(ReleaseStage(run_id=RUN, reason="collected"))
+    await joined.send(ReleaseStage(run_id=RUN, reason="collected"))
     second = RunId("second")
     await exported(swarm, assign_of(run_id=second), joined)
     node.leave()
-    await joined.hears(PeerLeaving)
-    goodbye = asyncio.create_task(joined.hear())
+    await joined.expect(PeerLeaving)
+    goodbye = asyncio.create_task(joined.receive())
     assert await num_chunks_of(swarm.channel(), second) == 1
     assert not goodbye.done()
-    await joined.say(ReleaseStage(run_id=second, reason="collected"))
+    await joined.send(ReleaseStage(run_id=second, reason="collected"))
     assert isinstance(await goodbye, PeerGoodbye)
     await running
 
@@ -600,9 +602,9 @@ async def test_a_release_of_another_run_changes_nothing(
     await swarm.peer()
     joined = await swarm.joined()
     await ready(joined, assign_of())
-    await joined.say(ReleaseStage(run_id=RunId("other"), reason="over"))
-    await joined.say(plan_of(0))
-    assert isinstance(await joined.hear(), StepReady)
+    await joined.send(ReleaseStage(run_id=RunId("other"), reason="over"))
+    await joined.send(plan_of(0))
+    assert isinstance(await joined.receive(), StepReady)
 
 
 # ---- neighbours and clients
@@ -616,8 +618,8 @@ async def test_who_asks_for_a_run_that_is_not_here_is_told_so(
     joined = await swarm.joined()
     if hosts:
         await ready(joined, assign_of(run_id=RunId("other")))
-    asked = ((LIST_CHUNKS, result_of(RUN), NotFound),)
-    for method, message, error in asked:
+    requests = ((LIST_CHUNKS, result_of(RUN), NotFound),)
+    for method, message, error in requests:
         stream = swarm.channel().open(method)
         await stream.send(message)
         with pytest.raises(error):
@@ -634,19 +636,19 @@ async def test_neighbours_meet_whoever_hears_of_the_run_first(
     peers = {name: await swarm.peer(name, f"{a}-{b}") for name, a, b in STAGES}
     joined = {name: await swarm.joined(name) for name in peers}
     second = "down" if first == "up" else "up"
-    await joined[first].say(assign_of(stages=STAGES))
+    await joined[first].send(assign_of(stages=STAGES))
     with pytest.raises(NotFound):  # by now it hosts the run
         await num_chunks_of(swarm.channel(first), RUN)
-    await joined[second].say(assign_of(stages=STAGES))
+    await joined[second].send(assign_of(stages=STAGES))
     for name in peers:
-        assert isinstance(await joined[name].hear(), StageReady)
+        assert isinstance(await joined[name].receive(), StageReady)
     for step in range(3):
         ready_of: dict[str, StepReady] = {}
         for name in peers:
-            await joined[name].say(plan_of(step))
+            await joined[name].send(plan_of(step))
         for name in peers:
-            ready_of[name] = await joined[name].hears(StepReady)
-            await joined[name].say(commit_of(step))
+            ready_of[name] = await joined[name].expect(StepReady)
+            await joined[name].send(commit_of(step))
         assert ready_of["down"].loss_sum > 0
         (traffic,) = ready_of["up"].traffic
         num_samples = len(plan_of(step).tokens)
@@ -659,19 +661,20 @@ async def test_a_peer_that_encrypts_hosts_no_run_without_a_key(
 ) -> None:
     await swarm.peer(encrypts=True)
     joined = await swarm.joined()
-    await joined.say(assign_of())
-    failed = await joined.hears(StageFailed)
+    await joined.send(assign_of())
+    failed = await joined.expect(StageFailed)
     assert failed.code == "run-mismatch"
     assert "expected a key from the coordinator, got none" in failed.message
     own = replace(assign_of(attempt=2), storage_key=bytes(STORAGE_KEY_BYTES))
-    await joined.say(own)  # it would write its stage's snapshots in plain
+    await joined.send(own)  # it would write its stage's snapshots in plain
     assert (
-        "expected a key from the coordinator, got none" in (await joined.hears(StageFailed)).message
+        "expected a key from the coordinator, got none"
+        in (await joined.expect(StageFailed)).message
     )
     (stage,) = own.assignments
     keys = {stage.layers: bytes(STORAGE_KEY_BYTES)}
-    await joined.say(replace(own, attempt=Attempt(3), stage_keys=keys))
-    await joined.hears(StageReady)
+    await joined.send(replace(own, attempt=Attempt(3), stage_keys=keys))
+    await joined.expect(StageReady)
 
 
 async def test_a_peer_says_whose_buffers_it_keeps_and_lets_go_of_them(
@@ -685,10 +688,10 @@ async def test_a_peer_says_whose_buffers_it_keeps_and_lets_go_of_them(
     await swarm.peer(buffers=place)
     joined = await swarm.joined()
     assert joined.hello.kept_runs == (RUN,)
-    await joined.say(ReleaseStage(run_id=RunId("another"), reason="over", is_over=True))
-    await joined.say(ReleaseStage(run_id=RUN, reason="over", is_over=True))
-    await joined.say(assign_of())
-    await joined.hears(StageReady)  # what was said before is done
+    await joined.send(ReleaseStage(run_id=RunId("another"), reason="over", is_over=True))
+    await joined.send(ReleaseStage(run_id=RUN, reason="over", is_over=True))
+    await joined.send(assign_of())
+    await joined.expect(StageReady)  # what was said before is done
     joined.end()
     assert (await swarm.joined()).hello.kept_runs == ()
     assert place.runs() == set()
@@ -700,13 +703,13 @@ async def test_a_peer_that_is_assigned_again_and_again_ends_where_it_was_last(
     await swarm.peer()
     joined = await swarm.joined()
     for attempt in range(1, 6):
-        await joined.say(assign_of(attempt=attempt))
-    said: Any = await joined.hear()
-    while said.attempt != 5:
-        said = await joined.hear()
-    assert isinstance(said, StageReady)
-    await joined.say(plan_of(0, attempt=5))
-    assert isinstance(await joined.hear(), StepReady)
+        await joined.send(assign_of(attempt=attempt))
+    message: Any = await joined.receive()
+    while message.attempt != 5:
+        message = await joined.receive()
+    assert isinstance(message, StageReady)
+    await joined.send(plan_of(0, attempt=5))
+    assert isinstance(await joined.receive(), StepReady)
 
 
 # ---- several runs
@@ -726,23 +729,23 @@ async def test_a_peer_with_room_works_for_two_runs_and_keeps_each_apart(
         await ready(joined, assign_of(run_id=run_id))
     for step in range(3):
         for run_id in losses:
-            await joined.say(plan_of(step, run_id=run_id))
+            await joined.send(plan_of(step, run_id=run_id))
         for _ in losses:
-            done = await joined.hears(StepReady)
+            done = await joined.expect(StepReady)
             losses[done.run_id].append(done.loss_sum)
         for run_id in losses:
-            await joined.say(replace(commit_of(step), run_id=run_id))
+            await joined.send(replace(commit_of(step), run_id=run_id))
     assert len(set(losses[RUN])) == 3
     assert losses[RUN] == losses[OTHER]
     assert set(node.buffers) == {RUN, OTHER}
     assert {one.run_id for one in node.current_work} == {RUN, OTHER}
     joined.end(Unavailable("a test"))
     again = await swarm.joined()
-    assert {(held.run_id, held.committed_steps) for held in again.hello.held} == {
+    assert {(stage.run_id, stage.committed_steps) for stage in again.hello.held} == {
         (RUN, 3),
         (OTHER, 3),
     }
-    await again.say(ReleaseStage(run_id=RUN, reason="over"))
+    await again.send(ReleaseStage(run_id=RUN, reason="over"))
     await ready(again, assign_of(run_id=OTHER, attempt=2, committed_steps=3, fresh=False))
     assert set(node.buffers) == {OTHER}
 
@@ -751,11 +754,11 @@ async def test_a_peer_tells_of_each_run_how_far_it_is(swarm: Swarm, assign_of: M
     await swarm.peer(max_extra_stages=1)
     joined = await swarm.joined()
     for run_id, below in ((RUN, "below"), (OTHER, "deeper")):
-        await joined.say(assign_of(run_id=run_id, stages=(("peer", 0, 1), (below, 1, 2))))
-    told: dict[str | None, set[str]] = {}
-    while told != {RUN: {"below"}, OTHER: {"deeper"}}:
+        await joined.send(assign_of(run_id=run_id, stages=(("peer", 0, 1), (below, 1, 2))))
+    results: dict[str | None, set[str]] = {}
+    while results != {RUN: {"below"}, OTHER: {"deeper"}}:
         alive = await joined.alive()
-        told[alive.run_id] = set(alive.waits_for)
+        results[alive.run_id] = set(alive.waits_for)
 
 
 async def test_a_peer_without_room_lets_go_of_what_it_has_for_another_run(
@@ -786,8 +789,8 @@ async def two_runs(swarm: Swarm, assign_of: MakeAssign) -> Joined:
 
 async def trains_on(joined: Joined, plan: PlanStep) -> None:
     """A step of the other run, over the same stream."""
-    await joined.say(plan)
-    assert (await joined.hears(StepReady)).run_id == plan.run_id
+    await joined.send(plan)
+    assert (await joined.expect(StepReady)).run_id == plan.run_id
 
 
 def _full_disk(*_: object, **__: object) -> None:
@@ -809,8 +812,8 @@ async def test_an_export_that_raises_is_the_failure_of_its_run_alone(
     code: str,
 ) -> None:
     monkeypatch.setattr("swarm_ft.peer.host.offer", raises)
-    await two_runs.say(ExportStage(run_id=RUN))
-    failed = await two_runs.hears(StageFailed)
+    await two_runs.send(ExportStage(run_id=RUN))
+    failed = await two_runs.expect(StageFailed)
     assert (failed.run_id, failed.attempt, failed.code) == (RUN, 1, code)
     assert "secret" not in failed.message
     assert "detail of" not in failed.message
@@ -826,12 +829,12 @@ async def test_a_commit_that_raises_fails_its_run_and_drops_weights_that_may_be_
     await trains_on(two_runs, plan_of(0))
     with monkeypatch.context() as broken:
         broken.setattr(StageEngine, "apply", _bug)
-        await two_runs.say(commit_of(0))
-        failed = await two_runs.hears(StageFailed)
+        await two_runs.send(commit_of(0))
+        failed = await two_runs.expect(StageFailed)
     assert (failed.run_id, failed.code) == (RUN, "internal")
     await trains_on(two_runs, plan_of(0, run_id=OTHER))
-    await two_runs.say(assign_of(attempt=2, fresh=False, committed_steps=1))
-    failed = await two_runs.hears(StageFailed)
+    await two_runs.send(assign_of(attempt=2, fresh=False, committed_steps=1))
+    failed = await two_runs.expect(StageFailed)
     assert (failed.attempt, failed.code) == (2, "out-of-turn"), "it has not what it had"
     await ready(two_runs, assign_of(attempt=3))
 
@@ -841,7 +844,7 @@ async def test_a_run_whose_files_cannot_be_deleted_leaves_its_place(
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(BufferStore, "close", _full_disk)
-        await two_runs.say(ReleaseStage(run_id=RUN, reason="over"))
+        await two_runs.send(ReleaseStage(run_id=RUN, reason="over"))
         await ready(two_runs, assign_of(run_id=RunId("third")))
 
 

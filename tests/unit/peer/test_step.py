@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from swarm_ft.clock import SystemClock
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import Attempt, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.end import Boundary
@@ -23,7 +24,6 @@ from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.pipeline import PARTS, min_microbatches
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.control import EvalSum, PlanStep
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import EvalCompression
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN, START
@@ -87,7 +87,7 @@ class CountingEngine:
 
 @dataclass
 class Outbox:
-    """What a stage gives to one of its boundaries."""
+    """The messages of a stage to one of its boundaries."""
 
     sent: list[tuple[FrameKey, torch.Tensor]] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
@@ -318,7 +318,7 @@ async def test_only_so_many_forwards_run_ahead_of_the_first_backward(make_step: 
     ahead: list[int] = []
 
     def answer_the_oldest() -> None:
-        """What the last stage does, which gets a microbatch behind when two are on their way."""
+        """Answer like the last stage, which gets a microbatch behind two on their way."""
         kinds = Counter(kind for kind, _ in engine.done)
         ahead.append(kinds["forward"] - kinds["weights"])
         num_backwards = kinds["backward"]

@@ -1,4 +1,4 @@
-"""What a peer records of its steps and tells: only when asked, and bounded."""
+"""A peer records its steps and reports them: only on request, and bounded."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer import timeline as timeline_module
 from swarm_ft.peer.timeline import NUM_PROBES, Timeline
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, FromPeer, PlanStep
 from swarm_ft.protocol.messages.timeline import ClockEstimate, Span, SpanKind, StepTimeline
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.transport.base import Transport
 from tests.doubles.clock import ManualClock
@@ -44,21 +44,21 @@ class Peer:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.said: list[FromPeer] = []
-        self.timeline = Timeline(self.clock, self.said.append)
+        self.sent: list[FromPeer] = []
+        self.timeline = Timeline(self.clock, self.sent.append)
 
     def answer(self, *, after_s: float = 0.002) -> None:
         """Answer the question for the time that was asked last."""
-        probe = next(said for said in reversed(self.said) if isinstance(said, ClockProbe))
+        probe = next(message for message in reversed(self.sent) if isinstance(message, ClockProbe))
         self.clock.advance(after_s / 2)
         now_us = round(1e6 * self.clock.now_s()) + AHEAD_US
         self.clock.advance(after_s / 2)
         self.timeline.on_clock_reply(ClockReply(probe.sent_us, now_us))
 
-    def told(self) -> StepTimeline:
+    def timeline_sent(self) -> StepTimeline:
         """The one timeline that was said."""
-        (told,) = (said for said in self.said if isinstance(said, StepTimeline))
-        return told
+        (timeline,) = (message for message in self.sent if isinstance(message, StepTimeline))
+        return timeline
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def work(peer: Peer) -> None:
 def test_a_step_that_nobody_traces_records_and_says_nothing(peer: Peer) -> None:
     peer.timeline.on_plan(plan_of(0, traced=False))
     work(peer)
-    assert peer.said == []
+    assert peer.sent == []
 
 
 def test_what_is_off_wraps_nothing_and_reads_no_clock(
@@ -104,11 +104,16 @@ def test_a_traced_step_is_told_once_it_is_committed(peer: Peer) -> None:
     peer.timeline.on_plan(plan_of(4))
     peer.answer()
     work(peer)
-    told = peer.told()
-    assert (told.run_id, told.attempt, told.step, told.num_dropped) == ("run", 1, 4, 0)
-    assert told.origin_us == 10_000_000
+    timeline = peer.timeline_sent()
+    assert (timeline.run_id, timeline.attempt, timeline.step, timeline.num_dropped) == (
+        "run",
+        1,
+        4,
+        0,
+    )
+    assert timeline.origin_us == 10_000_000
     late, second = 2_000, 1_000_000  # the answer took 2 ms
-    assert sorted(told.spans, key=lambda span: span.begin_us) == [
+    assert sorted(timeline.spans, key=lambda span: span.begin_us) == [
         Span(SpanKind.STEP, 0, late + 5 * second, STEP),
         Span(SpanKind.PLAN, 0, 0, STEP),
         Span(SpanKind.WAIT_INPUT, late, second, STEP, microbatch=MicrobatchIndex(3)),
@@ -136,7 +141,7 @@ def test_the_next_step_begins_with_nothing(peer: Peer) -> None:
         peer.timeline.on_plan(plan_of(step))
         peer.answer()
         work(peer)
-    first, second = (said for said in peer.said if isinstance(said, StepTimeline))
+    first, second = (message for message in peer.sent if isinstance(message, StepTimeline))
     assert len(first.spans) == len(second.spans)
     assert {span.step for span in second.spans if span.kind is SpanKind.STEP} == {1}
 
@@ -146,31 +151,33 @@ def test_the_quickest_answer_tells_how_far_the_clock_is(peer: Peer) -> None:
     for after_s in (0.5, 0.004, 0.2):
         peer.answer(after_s=after_s)
     peer.timeline.send_spans()
-    clock = peer.told().clock
+    clock = peer.timeline_sent().clock
     assert clock.offset_us == AHEAD_US
     assert 2_000 <= clock.error_us < 2_100
 
 
 def test_time_is_asked_for_a_few_times_a_step_one_after_the_other(peer: Peer) -> None:
-    def num_asked() -> int:
-        return sum(isinstance(said, ClockProbe) for said in peer.said)
+    def num_probes() -> int:
+        return sum(isinstance(message, ClockProbe) for message in peer.sent)
 
     peer.timeline.on_plan(plan_of(0))
     for answered in range(NUM_PROBES + 2):
-        assert num_asked() == min(1 + answered, NUM_PROBES)
+        assert num_probes() == min(1 + answered, NUM_PROBES)
         peer.answer()
     peer.timeline.on_ready()
-    assert num_asked() == NUM_PROBES + 1
+    assert num_probes() == NUM_PROBES + 1
 
 
 def test_nothing_is_told_while_the_clock_is_not_known(peer: Peer) -> None:
     peer.timeline.on_plan(plan_of(0))
     work(peer)
-    assert not [said for said in peer.said if isinstance(said, StepTimeline)]
+    assert not [message for message in peer.sent if isinstance(message, StepTimeline)]
     peer.timeline.on_plan(plan_of(1))
     peer.answer()
     peer.timeline.send_spans()
-    assert {span.step for span in peer.told().spans} == {1}, "what was recorded is forgotten"
+    assert {span.step for span in peer.timeline_sent().spans} == {1}, (
+        "what was recorded is forgotten"
+    )
 
 
 def test_too_many_spans_are_counted_and_the_step_itself_is_there(
@@ -182,10 +189,10 @@ def test_too_many_spans_are_counted_and_the_step_itself_is_there(
     for _ in range(60):
         peer.timeline.add_frame(SpanKind.SEND, KEY, peer.timeline.now_s(), BOUNDARY, 99)
     peer.timeline.send_spans()
-    told = peer.told()
-    kinds = Counter(span.kind for span in told.spans)
+    timeline = peer.timeline_sent()
+    kinds = Counter(span.kind for span in timeline.spans)
     assert kinds == {SpanKind.STEP: 1, SpanKind.PLAN: 1, SpanKind.SEND: 48}
-    assert told.num_dropped == 12
+    assert timeline.num_dropped == 12
 
 
 def test_a_span_that_began_before_anybody_asked_is_none(peer: Peer) -> None:
@@ -194,30 +201,30 @@ def test_a_span_that_began_before_anybody_asked_is_none(peer: Peer) -> None:
     peer.answer()
     peer.timeline.add(SpanKind.WAIT_INPUT, begin_s)
     peer.timeline.send_spans()
-    assert SpanKind.WAIT_INPUT not in {span.kind for span in peer.told().spans}
+    assert SpanKind.WAIT_INPUT not in {span.kind for span in peer.timeline_sent().spans}
 
 
 def test_frames_of_the_next_step_that_come_early_are_told_with_it(peer: Peer) -> None:
     peer.timeline.on_plan(plan_of(0))
     peer.answer()
     peer.timeline.send_spans()
-    peer.said.clear()
+    peer.sent.clear()
     early = KEY._replace(step=StepNumber(1))
     peer.timeline.add_frame(SpanKind.RECEIVE, early, peer.timeline.now_s(), BOUNDARY, 99)
     peer.timeline.on_plan(plan_of(1))
     peer.timeline.send_spans()
-    assert (SpanKind.RECEIVE, 1) in {(span.kind, span.step) for span in peer.told().spans}
+    assert (SpanKind.RECEIVE, 1) in {(span.kind, span.step) for span in peer.timeline_sent().spans}
 
 
 def test_an_attempt_that_is_over_is_told_and_a_commit_repeated_adds_nothing(peer: Peer) -> None:
     peer.timeline.on_plan(plan_of(0, attempt=3))
     peer.answer()
     peer.timeline.send_spans()
-    assert peer.told().attempt == 3
-    peer.said.clear()
+    assert peer.timeline_sent().attempt == 3
+    peer.sent.clear()
     peer.timeline.on_commit()
     peer.timeline.send_spans()
-    assert peer.said == []
+    assert peer.sent == []
 
 
 def test_what_fails_is_no_span(peer: Peer) -> None:
@@ -226,17 +233,17 @@ def test_what_fails_is_no_span(peer: Peer) -> None:
     with pytest.raises(ZeroDivisionError):
         peer.timeline.timed(SpanKind.FORWARD, lambda: 1 / 0)()
     peer.timeline.send_spans()
-    assert SpanKind.FORWARD not in {span.kind for span in peer.told().spans}
+    assert SpanKind.FORWARD not in {span.kind for span in peer.timeline_sent().spans}
 
 
 def test_the_best_estimate_outlives_a_step(peer: Peer) -> None:
     peer.timeline.on_plan(plan_of(0))
     peer.answer()
     peer.timeline.send_spans()
-    peer.said.clear()
+    peer.sent.clear()
     peer.timeline.on_plan(plan_of(1))
     peer.timeline.send_spans()
-    assert peer.told().clock == ClockEstimate(AHEAD_US, 1_000)
+    assert peer.timeline_sent().clock == ClockEstimate(AHEAD_US, 1_000)
 
 
 def test_a_coordinator_that_is_joined_anew_may_have_another_clock(peer: Peer) -> None:
@@ -244,11 +251,11 @@ def test_a_coordinator_that_is_joined_anew_may_have_another_clock(peer: Peer) ->
     peer.answer()
     peer.timeline.on_joined()
     peer.timeline.send_spans()
-    assert not [said for said in peer.said if isinstance(said, StepTimeline)]
+    assert not [message for message in peer.sent if isinstance(message, StepTimeline)]
 
 
 class LatePool(ThreadPoolExecutor):
-    """Whose threads are always busy for 9 seconds first."""
+    """A pool whose threads are always busy for 9 seconds first."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(1)
@@ -280,7 +287,7 @@ async def test_frames_are_timed_in_the_thread_that_codes_them(
                 up.store.commit(StepNumber(step))
     peer.timeline.send_spans()
     encode, decode = SpanKind.ENCODE, SpanKind.DECODE
-    coded = [span for span in peer.told().spans if span.kind in (encode, decode)]
+    coded = [span for span in peer.timeline_sent().spans if span.kind in (encode, decode)]
     assert [(span.kind, span.step) for span in coded] == [
         (encode, 0),
         (decode, 0),
@@ -290,6 +297,6 @@ async def test_frames_are_timed_in_the_thread_that_codes_them(
         (decode, 1),
     ]
     assert {span.duration_us for span in coded} == {0}
-    told = {(span.sample, span.microbatch, span.boundary, span.direction) for span in coded}
-    assert told == {(7, 0, BOUNDARY_BLOCK, Direction.FORWARD)}
+    spans = {(span.sample, span.microbatch, span.boundary, span.direction) for span in coded}
+    assert spans == {(7, 0, BOUNDARY_BLOCK, Direction.FORWARD)}
     assert coded[0].num_bytes == coded[1].num_bytes > coded[2].num_bytes > 0

@@ -77,7 +77,7 @@ WAITS, MOVED = "waiting for a snapshot before layers move", "a step is expected 
 
 
 def told_at_s(outcome: Outcome, phase: str, words: str) -> list[float]:
-    """When the coordinator told it of the run."""
+    """Return the times at which the coordinator logged these words about the run."""
     lines = (line for line in outcome.lines if f": {phase}: " in line and words in line)
     return [float(line.split()[0]) for line in lines]
 
@@ -128,7 +128,7 @@ def test_nothing_moves_where_all_is_as_it_was() -> None:
 def test_whoever_is_killed_while_layers_move_no_step_counts_twice(
     moment: Moment, machine: str
 ) -> None:
-    """At the first such moment from when the run waits for its snapshot; see `Invariants`."""
+    """The kill comes at the first such moment after the run waits for its snapshot."""
     (at_s,) = told_at_s(slowed(), "training", WAITS)
     killed = Fault(kind=FaultKind.CRASH, at_s=at_s, duration_s=1.5, machine=machine, moment=moment)
     outcome = simulate(scenario(SLOW, killed), keep_trace=True)

@@ -129,7 +129,7 @@ def test_codecs_change_whatever_goes_wrong(seed: int) -> None:
 
 @pytest.fixture
 def timelines(monkeypatch: pytest.MonkeyPatch) -> list[PeerTimeline]:
-    """What peers tell of their steps; the client of every simulated run wants to know now."""
+    """Collect peers' timelines; the client of every simulated run requests them now."""
     told: list[PeerTimeline] = []
     watch = SwarmClient.watch
 
@@ -151,7 +151,7 @@ def test_invariants_hold_in_runs_that_are_traced(timelines: list[PeerTimeline]) 
 
 
 def test_peers_of_a_traced_run_know_the_coordinators_clock(timelines: list[PeerTimeline]) -> None:
-    """In a quiet simulation all clocks show the same."""
+    """All clocks of a quiet simulation show the same time."""
     scenario = judged()
     assert simulate(scenario).failures == ()
     clocks = [told.timeline.clock for told in timelines]
@@ -252,7 +252,7 @@ for seed in map(int, sys.argv[1:]):
 
 
 def test_one_seed_has_one_history_in_every_process() -> None:
-    """In another one sets have another order, and what ran before ran in another order."""
+    """Sets have another order in another process, and the earlier seeds run in another order."""
     seeds = range(40, 42)
     command = [sys.executable, "-c", SAY_DIGESTS, *map(str, reversed(seeds))]
     environment = {**os.environ, "PYTHONHASHSEED": "2"}
@@ -333,7 +333,9 @@ def test_a_run_that_does_not_stop_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_result_that_is_not_the_best_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = judged(load_best_model_at_end=True)
     assert simulate(scenario).failures == ()
-    monkeypatch.setattr("swarm_ft.coordinator.decide.commits.best_to_load", lambda _run: None)
+    monkeypatch.setattr(
+        "swarm_ft.coordinator.decide.policies.ending.best_to_load", lambda _run: None
+    )
     assert any("the result has" in f for f in simulate(scenario).failures)
 
 

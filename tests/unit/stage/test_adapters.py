@@ -238,20 +238,20 @@ def test_dora_begins_with_the_lengths_of_the_weights(make_pipeline: MakePipeline
 def test_a_stage_holds_gives_and_takes_adapters_alone(
     make_pipeline: MakePipeline, samples: Tensor
 ) -> None:
-    kept, other = (make_pipeline("llama", 2, num_steps=4, **LORA) for _ in range(2))
+    original, other = (make_pipeline("llama", 2, num_steps=4, **LORA) for _ in range(2))
     for step in range(2):
-        kept.gradients(step, samples)
-        kept.commit(step)
-    for one, newcomer in zip(kept.stages, other.stages, strict=True):
+        original.gradients(step, samples)
+        original.commit(step)
+    for one, newcomer in zip(original.stages, other.stages, strict=True):
         state = one.state()
         assert all(".lora_" in name for name in state)
         assert sum(tensor.nbytes for tensor in state.values()) < one.state_bytes / 2
         newcomer.load_state(state)
     for step in range(2, 4):
-        assert kept.gradients(step, samples) == other.gradients(step, samples)
-        for pipeline in (kept, other):
+        assert original.gradients(step, samples) == other.gradients(step, samples)
+        for pipeline in (original, other):
             pipeline.commit(step)
-    assert kept.digests() == other.digests()
+    assert original.digests() == other.digests()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -282,7 +282,7 @@ def test_dropout_of_adapters_is_the_runs(make_pipeline: MakePipeline, samples: T
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "own_changes"),
     [
         ({}, {"layers_to_transform": None}),
         ({"target_modules": "q_proj,v_proj"}, {"target_modules": ["q_proj", "v_proj"]}),
@@ -297,7 +297,7 @@ def test_the_result_is_an_adapter_that_peft_loads(
     samples: Tensor,
     tmp_path: Path,
     changes: dict[str, Any],
-    told: dict[str, Any],
+    own_changes: dict[str, Any],
 ) -> None:
     pipeline = make_pipeline("llama", 2, **LORA | changes)
     with_adapters(pipeline.checkpoint, pipeline.spec)
@@ -305,7 +305,13 @@ def test_the_result_is_an_adapter_that_peft_loads(
     directory = adapter_dir(pipeline, tmp_path / "out")
     config = json.loads((directory / CONFIG_FILE).read_text())
     config["target_modules"].sort()
-    expected = {"r": 4, "lora_alpha": 8, "peft_type": "LORA", "task_type": "CAUSAL_LM", **told}
+    expected = {
+        "r": 4,
+        "lora_alpha": 8,
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        **own_changes,
+    }
     assert {name: config[name] for name in expected} == expected
     model = loaded(pipeline, directory, is_trainable=True)
     theirs = {n.removeprefix("base_model.model."): p for n, p in model.named_parameters()}

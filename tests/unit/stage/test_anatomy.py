@@ -1,4 +1,4 @@
-"""What is found of a model once, and copied for each of its stages."""
+"""A model's anatomy is found once, and copied for each of its stages."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_whatever_a_config_says_makes_another(change: dict[str, float]) -> None:
 
 
 def test_another_task_has_another_head() -> None:
-    told = anatomy_of(
+    parts = anatomy_of(
         small_config("gpt2"), Classification(TaskKind.CLASSIFICATION, ("bad", "good"))
     )
-    assert told.architecture.head != anatomy().architecture.head
+    assert parts.architecture.head != anatomy().architecture.head
 
 
 def test_a_stage_is_a_copy() -> None:

@@ -103,7 +103,7 @@ def step(pipeline: Pipeline) -> list[Tensor]:
 def whole_logits(
     chunks: Chunks, judge: Any, num_targets: int, after_each: Any = None
 ) -> tuple[Tensor, Tensor | None]:
-    """What `loss_and_gradient` gives, by torch's own loss and one backward pass."""
+    """Compute `loss_and_gradient` by torch's own loss and one backward pass."""
     rows = chunks.rows.detach().requires_grad_(chunks.rows.requires_grad)
     loss = torch.nn.functional.cross_entropy(judge(rows), chunks.targets_n, reduction="sum")
     torch.autograd.backward(loss / num_targets)
@@ -216,8 +216,8 @@ def test_a_step_holds_two_chunks_and_no_logits(
         most.append(live.most - before)
     # The second microbatch: gradients are there. Beside chunks, what the block saves, and a
     # product as large as the head's weight.
-    beside = engine.microbatch_bytes + words * spec.model.hidden_size * 4
-    assert most[1] < 2 * chunk_bytes + beside + 300_000 < logits_bytes / 2
+    expected = engine.microbatch_bytes + words * spec.model.hidden_size * 4
+    assert most[1] < 2 * chunk_bytes + expected + 300_000 < logits_bytes / 2
     assert most[2] < 2 * chunk_bytes + 600_000 < logits_bytes / 2
 
 
@@ -249,7 +249,7 @@ GEMMA2 = Gemma2Config(**SIZES, vocab_size=256_000, tie_word_embeddings=False)
 def test_4096_tokens_of_a_large_vocabulary_take_less_than_256_mib(
     config: PretrainedConfig, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without memory: tensors have sizes and lives alone."""
+    """The tensors have no memory: their sizes and lives are counted."""
     # Of tensors without values transformers makes masks, slowly, that no block here takes.
     for modeling in (modeling_qwen3, modeling_gemma2):
         monkeypatch.setattr(modeling, "create_causal_mask", lambda **_: None)
@@ -282,5 +282,5 @@ def test_4096_tokens_of_a_large_vocabulary_take_less_than_256_mib(
         chunks.loss_and_gradient(stage.judge, 4095, complete)
         with torch.no_grad():
             chunks.evaluate(stage.judge, is_counted=False)
-    beside = (4095 - num_rows) * 2 * rows[0].nbytes
-    assert live.most - before + beside < 256 * MIB
+    saved = (4095 - num_rows) * 2 * rows[0].nbytes
+    assert live.most - before + saved < 256 * MIB

@@ -54,7 +54,7 @@ def adapted(
 
 
 def loaded(pipeline: Pipeline, kind: TaskKind, directory: Path, **how: Any) -> Any:
-    """By peft, beside the checkpoint as it was: with a head that somebody drew anew."""
+    """Load by peft, beside the checkpoint as it was, with a head that was drawn anew."""
     base = AUTO[kind].from_pretrained(
         pipeline.checkpoint.reference, num_labels=len(NAMES), pad_token_id=PAD
     )
@@ -134,14 +134,14 @@ def test_a_head_trains_in_float32_whatever_the_base_is_held_in(
 
 
 def logits_of(model: Any, rows: Words) -> Tensor:
-    """Of each sample by itself, one row for each target."""
+    """Return the logits of each sample by itself, one row for each target."""
     ids, labels, lengths = (torch.from_numpy(one) for one in samples_in(rows))
     found = []
     with torch.no_grad():
         for row in range(len(ids)):
             own = ids[row : row + 1, : lengths[row]]
-            tells = {"token_type_ids": own // SECOND} if has_types(model) else {}
-            logits = model(input_ids=own % SECOND, **tells).logits[0]
+            extra = {"token_type_ids": own // SECOND} if has_types(model) else {}
+            logits = model(input_ids=own % SECOND, **extra).logits[0]
             is_target = labels[row, : lengths[row]] >= 0
             found.append(logits[None] if logits.ndim == 1 else logits[is_target])
     return torch.cat(found)
@@ -194,12 +194,12 @@ def test_a_newcomer_takes_head_and_adapters_alone(
 ) -> None:
     kind, rows = TaskKind.CLASSIFICATION, rows_for(TaskKind.CLASSIFICATION)
     source = save_model("bert", tmp_path)
-    kept, other = (adapted(source, make_train_spec, kind, 2) for _ in range(2))
-    step_gradients(kept, 0, rows)
-    kept.commit(0)
-    for one, newcomer in zip(kept.stages, other.stages, strict=True):
+    original, other = (adapted(source, make_train_spec, kind, 2) for _ in range(2))
+    step_gradients(original, 0, rows)
+    original.commit(0)
+    for one, newcomer in zip(original.stages, other.stages, strict=True):
         state = one.state()
         assert all(".lora_" in name or "pooler" in name or "classifier" in name for name in state)
         newcomer.load_state(state)
-    assert step_gradients(kept, 1, rows) == step_gradients(other, 1, rows)
-    assert kept.digests() == other.digests()
+    assert step_gradients(original, 1, rows) == step_gradients(other, 1, rows)
+    assert original.digests() == other.digests()

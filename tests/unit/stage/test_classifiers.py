@@ -150,9 +150,9 @@ def whole_loss(model: Any, rows: Words) -> Tensor:
     labels = torch.from_numpy(samples.labels)
     mask = torch.arange(labels.shape[1]) < torch.from_numpy(samples.lengths)[:, None]
     ids, types = torch.from_numpy(samples.token_ids % SECOND), samples.token_ids // SECOND
-    tells = {"token_type_ids": torch.from_numpy(types)} if has_types(model) else {}
+    extra = {"token_type_ids": torch.from_numpy(types)} if has_types(model) else {}
     tokens = torch.where(mask, ids, PAD)
-    logits = model(input_ids=tokens, attention_mask=mask.long(), **tells).logits
+    logits = model(input_ids=tokens, attention_mask=mask.long(), **extra).logits
     if logits.ndim == 2:
         labels = labels[labels != NO_LABEL]
     return cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=NO_LABEL)
@@ -286,15 +286,22 @@ def test_counts_are_those_of_the_whole_models_answers(
     source = save_random_model(small_config("gpt2"), tmp_path)
     pipeline, rows = pipeline_of(source, make_train_spec, kind, 2), rows_for(kind, count=40)
     model, samples = whole_model(pipeline, kind), samples_in(rows)
-    told, there = [], []
+    predictions, expected_classes = [], []
     for ids, labels, length in zip(*samples, strict=True):
         logits = model(input_ids=torch.from_numpy(ids[None, :length] % SECOND)).logits
-        told.append(int(logits.argmax()))
-        there.append(int(labels[length - 1]))
+        predictions.append(int(logits.argmax()))
+        expected_classes.append(int(labels[length - 1]))
     loss, counts = evaluated(pipeline, rows)
     assert math.isfinite(loss)
-    right = [sum(a == b == k for a, b in zip(told, there, strict=True)) for k in range(3)]
-    assert counts == (*right, *map(told.count, range(3)), *map(there.count, range(3)))
+    right = [
+        sum(a == b == k for a, b in zip(predictions, expected_classes, strict=True))
+        for k in range(3)
+    ]
+    assert counts == (
+        *right,
+        *map(predictions.count, range(3)),
+        *map(expected_classes.count, range(3)),
+    )
 
 
 def test_a_new_head_follows_from_the_seed_and_is_in_the_digest(
@@ -360,11 +367,17 @@ def test_two_texts_are_not_one(make_train_spec: MakeTrainSpec, tmp_path: Path) -
         pad_rows(label_tokens(range(2, 8), labels, np.arange(6) >= cut), SEQ_LENGTH)
         for cut in (9, 3)
     )
-    tells = {"bert": True, "deberta-v2": True, "deberta-v3": False, "roberta": False, "gpt2": False}
-    for family, is_told in tells.items():
+    has_types_by_family = {
+        "bert": True,
+        "deberta-v2": True,
+        "deberta-v3": False,
+        "roberta": False,
+        "gpt2": False,
+    }
+    for family, expected in has_types_by_family.items():
         source = save_model(family, tmp_path / family)
         pipeline = pipeline_of(source, make_train_spec, TaskKind.CLASSIFICATION, 2)
-        assert (evaluated(pipeline, one) != evaluated(pipeline, two)) == is_told
+        assert (evaluated(pipeline, one) != evaluated(pipeline, two)) == expected
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE, SECOND + VOCAB_SIZE, 2 * SECOND])

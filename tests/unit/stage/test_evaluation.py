@@ -39,7 +39,7 @@ def evaluated(pipeline: Pipeline, tokens: torch.Tensor) -> float:
 def make_pipeline(
     request: pytest.FixtureRequest, tmp_path: Path, make_train_spec: MakeTrainSpec
 ) -> Pipeline:
-    """Of three stages, which train with dropout."""
+    """Make a pipeline of three stages, which trains with dropout."""
     source = save_random_model(small_config("gpt2"), tmp_path / "source")
     train = make_train_spec(
         batch_size=3, micro_batch_size=3, dropout=True, gradient_checkpointing=request.param

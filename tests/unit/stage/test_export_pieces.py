@@ -84,7 +84,7 @@ def test_what_is_made_of_one_block_is_gone_before_the_next_one(
 
 
 @pytest.mark.parametrize(
-    ("asked", "stored", "expected"),
+    ("dtype", "stored", "expected"),
     [
         (Dtype.AUTO, torch.float32, torch.float32),
         (Dtype.AUTO, torch.bfloat16, torch.bfloat16),
@@ -94,7 +94,7 @@ def test_what_is_made_of_one_block_is_gone_before_the_next_one(
     ],
 )
 def test_a_result_is_stored_as_its_model_was_unless_told_otherwise(
-    asked: Dtype,
+    dtype: Dtype,
     stored: torch.dtype,
     expected: torch.dtype,
     make_train_spec: MakeTrainSpec,
@@ -104,7 +104,7 @@ def test_a_result_is_stored_as_its_model_was_unless_told_otherwise(
     model = AutoModelForCausalLM.from_config(CONFIGS["llama"], dtype=stored)
     model.save_pretrained(tmp_path / "source")
     checkpoint = open_checkpoint(str(tmp_path / "source"))
-    train = make_train_spec(dtype=asked)
+    train = make_train_spec(dtype=dtype)
     pipeline = Pipeline(checkpoint, train, 2, torch.float32)
     pipeline.train(samples)
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""What a microbatch holds is counted by the memory that its tensors lie in."""
+"""A microbatch's bytes are counted by the memory that its tensors lie in."""
 
 import pytest
 import torch
@@ -35,35 +35,35 @@ def test_views_of_the_same_memory_count_once() -> None:
 def test_what_a_forward_saves_counts_but_for_weights() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     x = torch.ones(2, 3, 4, requires_grad=True)
-    held = MicrobatchMemory()
-    with held.measuring(x, but=module) as storages:
+    memory = MicrobatchMemory()
+    with memory.measuring(x, but=module) as storages:
         storages.add(module(x))
     # The layer saves its input, the ReLU its output, which is the output that is held.
-    assert held.most == (2 * 3 * 4 + 2 * 3 * 8) * FLOAT
+    assert memory.most == (2 * 3 * 4 + 2 * 3 * 8) * FLOAT
 
 
 def test_what_was_saved_for_nothing_does_not_count() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
     x = torch.ones(2, 3, 4, requires_grad=True)
-    held = MicrobatchMemory()
-    with held.measuring(x, but=module) as storages:
+    memory = MicrobatchMemory()
+    with memory.measuring(x, but=module) as storages:
         length = module(torch.ones(100, 4)).norm().detach()
         y = module(x) * length
         storages.add(y)
     # The input, what the last function saves of its own output, the product, and its factor.
-    assert held.most == (2 * 3 * 4 + 2 * 2 * 3 * 8 + 1) * FLOAT
+    assert memory.most == (2 * 3 * 4 + 2 * 2 * 3 * 8 + 1) * FLOAT
 
 
 def test_what_is_saved_is_what_autograd_computes_with() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
     x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
     gradients = []
-    for held in (MicrobatchMemory(), None):
+    for memory in (MicrobatchMemory(), None):
         own = x.clone().requires_grad_()
-        if held is None:
+        if memory is None:
             y = module(own)
         else:
-            with held.measuring(own, but=module):
+            with memory.measuring(own, but=module):
                 y = module(own)
         gradients.append(torch.autograd.grad(y.square().sum(), [own, *module.parameters()]))
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
@@ -71,15 +71,15 @@ def test_what_is_saved_is_what_autograd_computes_with() -> None:
 
 def test_only_larger_microbatches_are_measured_again() -> None:
     module = nn.Linear(4, 8)
-    held = MicrobatchMemory()
+    memory = MicrobatchMemory()
     seen = []
     for samples in (2, 1, 2, 3):
         x = torch.ones(samples, 5, 4, requires_grad=True)
-        with held.measuring(x, but=module) as storages:
+        with memory.measuring(x, but=module) as storages:
             module(x)
             seen.append(storages.num_bytes)
     assert seen == [2 * 5 * 4 * FLOAT, 0, 0, 3 * 5 * 4 * FLOAT]
-    assert held.most == 3 * 5 * 4 * FLOAT
+    assert memory.most == 3 * 5 * 4 * FLOAT
 
 
 def test_a_stage_knows_what_a_microbatch_holds_once_it_had_one(stage: StageEngine) -> None:

@@ -45,7 +45,7 @@ class Hub:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.sizes: dict[str, int] = {}
         self.extra: dict[str, int] = {}
@@ -59,7 +59,7 @@ class Hub:
         self.server.server_close()
 
     def fetched(self, name: str) -> int:
-        return sum(path.startswith("/files/") and path.endswith(name) for path in self.asked)
+        return sum(path.startswith("/files/") and path.endswith(name) for path in self.requests)
 
     def _info(self, name: str) -> dict[str, Any] | None:
         if not (self.folder / name).is_dir():
@@ -97,7 +97,7 @@ class Hub:
                     self._file(path)
 
             def _file(self, path: str) -> None:
-                hub.asked.append(f"/files{path.removeprefix('/files')}")
+                hub.requests.append(f"/files{path.removeprefix('/files')}")
                 name, _, rest = path.removeprefix("/files").partition("/resolve/")
                 file = hub.folder / name.strip("/") / rest.partition("/")[2]
                 if not file.is_file():
@@ -149,7 +149,7 @@ def opened(hub: Hub, model: ModelSpec, reference: str, cache: HubCache | None = 
 def refused(
     hub: Hub, model: ModelSpec, reference: str = "org/llama", cache: HubCache | None = None
 ) -> str:
-    """What the peer's log says of it; a client hears none of that."""
+    """Return the peer's log of a refusal; a client receives none of it."""
     with pytest.raises(ModelUnavailable) as caught:
         opened(hub, model, reference, cache)
     assert caught.value.message == UNAVAILABLE
@@ -171,9 +171,9 @@ def test_a_public_model_is_fetched_without_the_owners_token(
 
 def test_of_a_model_in_several_files_a_stage_fetches_its_own(hub: Hub, model: ModelSpec) -> None:
     checkpoint = opened(hub, model, "org/sharded")
-    assert not [path for path in hub.asked if path.endswith(".safetensors")]
+    assert not [path for path in hub.requests if path.endswith(".safetensors")]
     checkpoint.load(LayerRange(1, 2), model)
-    fetched = [path for path in hub.asked if path.endswith(".safetensors")]
+    fetched = [path for path in hub.requests if path.endswith(".safetensors")]
     assert 0 < len(fetched) < len(list((hub.folder / "org" / "sharded").glob("*.safetensors")))
 
 
@@ -218,7 +218,7 @@ def test_an_index_that_tells_of_more_than_the_job_is_refused(hub: Hub, model: Mo
     index["metadata"]["total_size"] = most_bytes(model) + 1
     path.write_text(json.dumps(index))
     assert "at most, by what the job says" in refused(hub, model, "org/sharded")
-    assert not [path for path in hub.asked if path.endswith(".safetensors")]
+    assert not [path for path in hub.requests if path.endswith(".safetensors")]
 
 
 def test_shards_that_are_larger_than_the_index_tells_are_refused(
@@ -309,4 +309,4 @@ def test_models_that_no_run_uses_make_room(hub: Hub, model: ModelSpec, tmp_path:
 def test_without_a_budget_nothing_is_fetched(hub: Hub, model: ModelSpec, tmp_path: Path) -> None:
     cache = HubCache(tmp_path / "cache", 0, endpoint=hub.endpoint)
     assert "do not fit into --model-disk" in refused(hub, model, cache=cache)
-    assert not [path for path in hub.asked if path.startswith("/files")]
+    assert not [path for path in hub.requests if path.startswith("/files")]

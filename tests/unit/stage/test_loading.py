@@ -1,4 +1,4 @@
-"""While a stage loads, little more lies in memory than what stays; bytes are counted, not pages."""
+"""A stage that loads needs little more memory than it keeps; bytes are counted, not pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import TaskKind, TrainOptions
 from swarm_ft.stage.checkpoint import open_checkpoint
@@ -63,18 +63,18 @@ class BytesAlive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known.add(key)
         self._now += num_bytes
         self.most = max(self.most, self._now)
-        weakref.finalize(storage, self._gone, key, num_bytes)
+        weakref.finalize(storage, self._on_freed, key, num_bytes)
 
-    def _gone(self, key: int, num_bytes: int) -> None:
+    def _on_freed(self, key: int, num_bytes: int) -> None:
         self._known.remove(key)
         self._now -= num_bytes
 
 
 def test_what_lives_is_counted() -> None:
     with BytesAlive() as alive:
-        kept = torch.ones(1000)
+        live = torch.ones(1000)
         for _ in range(3):
-            kept = kept + torch.ones(1000)
+            live = live + torch.ones(1000)
     assert alive.most == 3 * 4000
 
 

@@ -191,10 +191,10 @@ def test_a_model_that_stands_in_is_opened_whatever_a_job_names(
 
 
 def test_only_hub_ids_reach_the_hub(places: Places, model: ModelSpec) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def hub(model: ModelSpec) -> Source:
-        asked.append(model.reference)
+        requests.append(model.reference)
         return Source(reference=str(places["private"] / "llama"))
 
     access = access_to(places["named"], hub=hub)
@@ -203,7 +203,7 @@ def test_only_hub_ids_reach_the_hub(places: Places, model: ModelSpec) -> None:
     for reference in ("org/../llama", "/org/llama", "a/b/c", "org/", "", "org--x/y", "org/x y"):
         with pytest.raises(ModelUnavailable):
             access.open(run_of(model, reference))
-    assert asked == ["org/llama", "gpt2"]
+    assert requests == ["org/llama", "gpt2"]
 
 
 @pytest.mark.parametrize(

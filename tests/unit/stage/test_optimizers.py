@@ -112,11 +112,11 @@ def test_values_in_8_bits_have_the_nearest_code(listed: list[float], signed: boo
     values = torch.tensor(listed) if signed else torch.tensor(listed).abs()
     codes, scales = encode(values, signed=signed)
     assert (len(codes), len(scales)) == (len(values), num_scales(len(values)))
-    told = decode(codes, scales, signed=signed)
+    decoded = decode(codes, scales, signed=signed)
     all_codes = torch.arange(256, dtype=torch.uint8)
     for block, near, scale in zip(
         torch.split(values.double(), BLOCK),
-        torch.split(told.double(), BLOCK),
+        torch.split(decoded.double(), BLOCK),
         scales,
         strict=True,
     ):
@@ -141,16 +141,16 @@ def test_a_stage_goes_on_from_what_is_kept(
     optim: Optim, adapter: Adapter, make_pipeline: MakePipeline, samples: Tensor
 ) -> None:
     changes: dict[str, Any] = {"optim": optim, "adapter": adapter, "num_steps": 4}
-    kept, resumed = (make_pipeline("llama", 2, **changes) for _ in range(2))
-    begin = kept.digests()
+    original, resumed = (make_pipeline("llama", 2, **changes) for _ in range(2))
+    begin = original.digests()
     for step in range(2):
-        loss_of(kept, step, samples)
-    assert all(one != other for one, other in zip(begin, kept.digests(), strict=True))
-    for stage, other in zip(kept.stages, resumed.stages, strict=True):
+        loss_of(original, step, samples)
+    assert all(one != other for one, other in zip(begin, original.digests(), strict=True))
+    for stage, other in zip(original.stages, resumed.stages, strict=True):
         other.load_state(stage.state())
-    later = [loss_of(kept, step, samples) for step in (2, 3)]
+    later = [loss_of(original, step, samples) for step in (2, 3)]
     assert [loss_of(resumed, step, samples) for step in (2, 3)] == later
-    for stage, other in zip(kept.stages, resumed.stages, strict=True):
+    for stage, other in zip(original.stages, resumed.stages, strict=True):
         assert state_digest(stage.state()) == state_digest(other.state())
 
 

@@ -219,7 +219,7 @@ def test_packed_samples_are_evaluated_as_documents_alone(tmp_path: Path, train: 
 
 
 def test_blocks_are_computed_again_in_the_same_way(tmp_path: Path, train: TrainSpec) -> None:
-    """With gradient checkpointing and dropout, in both ways."""
+    """Gradient checkpointing and dropout are on, in both ways."""
     packed, _ = made()
     for family, name in (("gpt2", "attn_pdrop"), ("bloom", "attention_dropout")):
         source = source_of(family, tmp_path / family, **{name: 0.1})

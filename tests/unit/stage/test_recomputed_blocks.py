@@ -1,4 +1,4 @@
-"""With gradient checkpointing a microbatch holds its blocks' inputs, and training has its bits."""
+"""Gradient checkpointing keeps only a block's inputs, and changes no bit of training."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_a_microbatch_holds_its_blocks_inputs_alone(name: str, make_pipeline: Ma
     for one in (plain, stage):
         one.begin_step(StepNumber(0), 22)
         output = one.forward(MicrobatchIndex(0), tokens)
-        held = one.microbatch_bytes
+        num_bytes = one.microbatch_bytes
         one.backward(MicrobatchIndex(0), torch.ones_like(output))
-        assert one.microbatch_bytes == held  # nothing more is left for the weights' gradients
+        assert one.microbatch_bytes == num_bytes  # nothing more is left for the weights' gradients
         one.weight_gradients(MicrobatchIndex(0))
     hidden = output.numel() * FLOAT
     # The inputs of two blocks, the output, and the tokens; what embeds them may save a bit.

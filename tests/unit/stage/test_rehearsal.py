@@ -51,7 +51,7 @@ def job(source: Path, train: Any) -> tuple[Checkpoint, RunSpec]:
 
 
 def trained(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> StageMemory:
-    """What a stage takes in its second microbatch of a second step, as its tensors say."""
+    """Measure a stage in the second microbatch of its second step, by its live tensors."""
     live = LiveBytes()
     with live:
         engine = StageEngine(checkpoint, spec, layers, device=CPU, dtype=torch.float32)
@@ -68,8 +68,10 @@ def trained(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> StageM
             live.begin()
             engine.squared_grad_norm()
             engine.apply(1.0, 1e-4)
-    held, microbatch = engine.state_bytes, engine.microbatch_bytes
-    return StageMemory(held, microbatch, computing - held - microbatch, live.most - held)
+    state_bytes, microbatch = engine.state_bytes, engine.microbatch_bytes
+    return StageMemory(
+        state_bytes, microbatch, computing - state_bytes - microbatch, live.most - state_bytes
+    )
 
 
 def compute(engine: StageEngine, spec: RunSpec, microbatch: MicrobatchIndex) -> None:

@@ -24,7 +24,7 @@ MIXTURES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"]
 
 
 def whole_gradients(model: PreTrainedModel, pipeline: Pipeline, samples: Tensor) -> None:
-    """Of the first step's loss and its blocks' own, by transformers' functions."""
+    """Compute the gradients of the first step's loss and its blocks' own, by transformers."""
     train, config = pipeline.spec.train, model.config
     batches = step_microbatches(train, StepNumber(0))
     num_targets = sum(len(b.samples) for b in batches) * (samples.shape[1] - 1)

@@ -46,7 +46,7 @@ def test_shares_are_those_of_transformers(sampling: Sampling) -> None:
     model = AutoModelForCausalLM.from_config(
         GPT2Config(vocab_size=len(LOGITS), n_positions=4, n_embd=8, n_layer=1, n_head=1)
     )
-    told = model.generate(
+    generated = model.generate(
         torch.zeros(1, 1, dtype=torch.int64),
         max_new_tokens=1,
         do_sample=True,
@@ -59,7 +59,7 @@ def test_shares_are_those_of_transformers(sampling: Sampling) -> None:
         output_scores=True,
         return_dict_in_generate=True,
     )
-    shares = told.scores[0].softmax(-1)[0]
+    shares = generated.scores[0].softmax(-1)[0]
     counts = drawn(sampling)
     assert set(counts) <= {token for token, share in enumerate(shares.tolist()) if share}
     for token, share in enumerate(shares.tolist()):

@@ -39,7 +39,7 @@ SHARED = ["deberta.encoder.LayerNorm.bias", "deberta.encoder.LayerNorm.weight", 
 
 
 def shared_in(pipeline: Pipeline) -> list[dict[str, Tensor]]:
-    """Of each stage."""
+    """Return the shared weights of each stage."""
     part_of = pipeline.checkpoint.architecture.part_of
     return [
         {
@@ -149,23 +149,23 @@ def test_the_first_stage_alone_writes_them_down(
     source = save_model("deberta-v3", tmp_path)
     for more in ({}, LORA | {"merge": True}):
         pipeline = pipeline_of(source, make_train_spec, KIND, 3, **more)
-        told = [set(load(b"".join(stage.export()))) & set(SHARED) for stage in pipeline.stages]
-        assert told == [set(SHARED), set(), set()]
+        exported = [set(load(b"".join(stage.export()))) & set(SHARED) for stage in pipeline.stages]
+        assert exported == [set(SHARED), set(), set()]
 
 
 def test_who_takes_a_stage_over_takes_its_copy_along(
     make_train_spec: MakeTrainSpec, tmp_path: Path
 ) -> None:
     source, rows = save_model("deberta-v3", tmp_path), rows_for(KIND)
-    kept, other = (pipeline_of(source, make_train_spec, KIND, 3) for _ in range(2))
-    step_gradients(kept, 0, rows)
-    kept.commit(0)
-    for stage, newcomer in zip(kept.stages, other.stages, strict=True):
+    original, other = (pipeline_of(source, make_train_spec, KIND, 3) for _ in range(2))
+    step_gradients(original, 0, rows)
+    original.commit(0)
+    for stage, newcomer in zip(original.stages, other.stages, strict=True):
         newcomer.load_state(stage.state())
-    for pipeline in (kept, other):
+    for pipeline in (original, other):
         step_gradients(pipeline, 1, rows)
         pipeline.commit(1)
-    assert kept.digests() == other.digests()
+    assert original.digests() == other.digests()
 
 
 def test_a_base_in_bfloat16_leaves_them_in_float32(

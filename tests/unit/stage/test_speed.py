@@ -1,4 +1,4 @@
-"""How fast this machine trains a block: a number that says something."""
+"""The speed at which this machine trains a block is a plausible number."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a stage reads of a checkpoint, what it refuses, and how a changed weight shows."""
+"""A stage reads its part of a checkpoint, refuses bad ones, and detects a changed weight."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def with_value(tensor: torch.Tensor, value: float) -> torch.Tensor:
 
 
 def described_as_it_is(checkpoint: Checkpoint) -> ModelSpec:
-    """What a client says of a model that does not mind what is in it."""
+    """Describe a model like a client that does not check its weights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor_files, "_all_finite", lambda piece: True)
         return checkpoint.describe()

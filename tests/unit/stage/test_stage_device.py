@@ -1,4 +1,4 @@
-"""From option texts to devices and dtypes."""
+"""Option texts become devices and dtypes."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def test_device_that_is_not_there_is_refused(gpus: HaveGpus, text: str, count: i
 @pytest.fixture
 def apple(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A Mac's torch; what is asked of its GPU."""
-    asked: list[str] = []
+    requests: list[str] = []
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 10 << 30)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 4 << 30)
-    monkeypatch.setattr(torch.mps, "synchronize", lambda: asked.append("synchronize"))
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: requests.append("synchronize"))
     monkeypatch.setattr(torch.mps, "get_rng_state", lambda: torch.ones(1))
-    monkeypatch.setattr(torch.mps, "set_rng_state", lambda _: asked.append("set_rng_state"))
-    return asked
+    monkeypatch.setattr(torch.mps, "set_rng_state", lambda _: requests.append("set_rng_state"))
+    return requests
 
 
 @pytest.mark.usefixtures("apple")
@@ -89,13 +89,15 @@ def test_an_apple_gpu_that_cannot_compute_in_this_is_refused(
         pick_device("mps", torch.bfloat16)
 
 
-@pytest.mark.parametrize(("is_built", "says"), [(False, "build of torch"), (True, "no Apple GPU")])
+@pytest.mark.parametrize(
+    ("is_built", "expected"), [(False, "build of torch"), (True, "no Apple GPU")]
+)
 def test_a_machine_without_an_apple_gpu_says_so(
-    monkeypatch: pytest.MonkeyPatch, is_built: bool, says: str
+    monkeypatch: pytest.MonkeyPatch, is_built: bool, expected: str
 ) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: is_built)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(BadOption, match=says):
+    with pytest.raises(BadOption, match=expected):
         pick_device("mps")
 
 

@@ -1,4 +1,4 @@
-"""What a stage does beside the arithmetic: order, aborts, dropout, hostile input, bfloat16."""
+"""A stage apart from its arithmetic: order, aborts, dropout, hostile input, bfloat16."""
 
 from __future__ import annotations
 

@@ -51,45 +51,45 @@ def test_training_goes_on_bit_equal_from_a_saved_state(
     num_stages: int,
     changes: dict[str, Any],
 ) -> None:
-    kept = make_pipeline(name, num_stages, num_steps=6, **changes)
-    train(kept, samples, range(3))
-    states = [stage.state() for stage in kept.stages]
-    losses = train(kept, samples, range(3, 6))
+    original = make_pipeline(name, num_stages, num_steps=6, **changes)
+    train(original, samples, range(3))
+    states = [stage.state() for stage in original.stages]
+    losses = train(original, samples, range(3, 6))
 
     resumed = make_pipeline(name, num_stages, num_steps=6, **changes)
     for stage, state in zip(resumed.stages, states, strict=True):
         stage.load_state(state)
     assert train(resumed, samples, range(3, 6)) == losses
-    assert digests(resumed) == digests(kept)
-    assert resumed.digests() == kept.digests()
+    assert digests(resumed) == digests(original)
+    assert resumed.digests() == original.digests()
 
 
 def test_a_stage_goes_on_from_its_shard_in_a_file(
     make_pipeline: MakePipeline, samples: Tensor, tmp_path: Path
 ) -> None:
-    kept, resumed = (make_pipeline("gpt2-tied", 2, num_steps=6) for _ in range(2))
-    spec = kept.spec.digest()
-    train(kept, samples, range(3))
-    for stage, other in zip(kept.stages, resumed.stages, strict=True):
+    original, resumed = (make_pipeline("gpt2-tied", 2, num_steps=6) for _ in range(2))
+    spec = original.spec.digest()
+    train(original, samples, range(3))
+    for stage, other in zip(original.stages, resumed.stages, strict=True):
         name = ShardName(run_id=RunId("run"), step=StepNumber(3), layers=stage.layers)
         path = write_shard(tmp_path, name, spec, ShardContents(state=stage.state()))
         other.load_state(read_shard(path, name, spec).state)
         path.unlink()
-    assert train(resumed, samples, range(3, 6)) == train(kept, samples, range(3, 6))
-    assert digests(resumed) == digests(kept)
+    assert train(resumed, samples, range(3, 6)) == train(original, samples, range(3, 6))
+    assert digests(resumed) == digests(original)
 
 
 def test_without_the_moments_it_would_not_be_bit_equal(
     make_pipeline: MakePipeline, samples: Tensor
 ) -> None:
-    kept, resumed = (make_pipeline("llama", 1, num_steps=6) for _ in range(2))
-    train(kept, samples, range(3))
-    state = kept.stages[0].state()
+    original, resumed = (make_pipeline("llama", 1, num_steps=6) for _ in range(2))
+    train(original, samples, range(3))
+    state = original.stages[0].state()
     for key in state:
         if key.startswith("adamw/"):
             state[key] = torch.zeros_like(state[key])
     resumed.stages[0].load_state(state)
-    assert train(resumed, samples, range(3, 5))[1] != train(kept, samples, range(3, 5))[1]
+    assert train(resumed, samples, range(3, 5))[1] != train(original, samples, range(3, 5))[1]
 
 
 def test_a_stage_that_was_never_stepped_has_a_state_too(

@@ -71,21 +71,21 @@ def engines(model_dir: Path, spec: Any, num_stages: int) -> list[StageEngine]:
 
 
 def continued(texts: Sequence[Text], prompt: Tensor, part: int) -> list[int]:
-    """What follows a prompt [1, T] that is told so many tokens at a time."""
+    """Continue a prompt [1, T] that arrives so many tokens at a time."""
 
-    def told(x: Tensor) -> int:
+    def chosen(x: Tensor) -> int:
         for text in texts:
             x = text.read(x)
         return texts[-1].next_token(x, None)
 
-    token = [told(piece) for piece in torch.split(prompt, part, dim=1)][-1]
+    token = [chosen(piece) for piece in torch.split(prompt, part, dim=1)][-1]
     found = [token]
     while len(found) < NEW_TOKENS:
-        found.append(told(torch.tensor([[found[-1]]])))
+        found.append(chosen(torch.tensor([[found[-1]]])))
     return found
 
 
-def asked(model_dir: Path) -> tuple[Tensor, list[int]]:
+def generated(model_dir: Path) -> tuple[Tensor, list[int]]:
     """A prompt [1, T], and what transformers lets follow it: not the same token for ever."""
     whole = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     for seed in range(20):
@@ -108,7 +108,7 @@ def test_greedy_texts_are_those_of_transformers(
     model_dir: Any, make_train_spec: MakeTrainSpec, family: str
 ) -> None:
     directory = model_dir(family)
-    prompt, wanted = asked(directory)
+    prompt, wanted = generated(directory)
     for num_stages, part in ((1, PROMPT_TOKENS), (2, 4), (3, 1)):
         stages = engines(directory, make_train_spec(), num_stages)
         texts = [stage.begin_text(PROMPT_TOKENS + NEW_TOKENS) for stage in stages]

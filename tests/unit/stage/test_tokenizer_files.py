@@ -1,4 +1,4 @@
-"""What is read of a model without its weights."""
+"""The files of a model that are read without its weights."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_no_weights_are_read(model_dir: Path) -> None:
     assert words.ends == {config["eos_token_id"]}
 
 
-@pytest.mark.parametrize(("told", "ends"), [(7, {7}), ([7, 8], {7, 8}), (None, set())])
-def test_texts_end_where_generate_ends_them(model_dir: Path, told: Any, ends: set[int]) -> None:
-    (model_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": told}))
+@pytest.mark.parametrize(("config", "ends"), [(7, {7}), ([7, 8], {7, 8}), (None, set())])
+def test_texts_end_where_generate_ends_them(model_dir: Path, config: Any, ends: set[int]) -> None:
+    (model_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": config}))
     assert open_generation_info(str(model_dir)).ends == ends
 
 
@@ -51,9 +51,9 @@ def test_what_stages_do_not_do_is_told(model_dir: Path) -> None:
     assert open_generation_info(str(model_dir)).unsupported_settings == ("repetition_penalty 1.1",)
 
 
-@pytest.mark.parametrize("told", ["{", '{"eos_token_id": "x"}', "[]"])
-def test_a_damaged_config_is_refused(model_dir: Path, told: str) -> None:
-    (model_dir / "generation_config.json").write_text(told)
+@pytest.mark.parametrize("config", ["{", '{"eos_token_id": "x"}', "[]"])
+def test_a_damaged_config_is_refused(model_dir: Path, config: str) -> None:
+    (model_dir / "generation_config.json").write_text(config)
     with pytest.raises(BadModel, match=r"generation_config.json is unreadable"):
         open_generation_info(str(model_dir))
 

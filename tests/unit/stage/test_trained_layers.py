@@ -110,17 +110,17 @@ def test_a_stage_holds_gives_and_takes_only_what_trains(
 def test_who_takes_a_stage_over_reads_what_is_frozen_for_itself(
     make_pipeline: MakePipeline, samples: Tensor
 ) -> None:
-    kept, other = (make_pipeline("llama", 2, train_layers="1-3", num_steps=4) for _ in range(2))
+    original, other = (make_pipeline("llama", 2, train_layers="1-3", num_steps=4) for _ in range(2))
     for step in range(2):
-        kept.gradients(step, samples)
-        kept.commit(step)
-    for one, newcomer in zip(kept.stages, other.stages, strict=True):
+        original.gradients(step, samples)
+        original.commit(step)
+    for one, newcomer in zip(original.stages, other.stages, strict=True):
         newcomer.load_state(one.state())
     for step in range(2, 4):
-        assert kept.gradients(step, samples) == other.gradients(step, samples)
-        for pipeline in (kept, other):
+        assert original.gradients(step, samples) == other.gradients(step, samples)
+        for pipeline in (original, other):
             pipeline.commit(step)
-    assert kept.digests() == other.digests()
+    assert original.digests() == other.digests()
 
 
 def test_below_the_lowest_that_trains_nothing_is_kept_of_a_microbatch(

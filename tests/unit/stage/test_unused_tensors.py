@@ -170,7 +170,7 @@ CONSTANTS = {
 
 @pytest.mark.parametrize("family", CONSTANTS)
 def test_constants_of_older_versions_are_no_news(tmp_path: Path, family: str) -> None:
-    """Of the checkpoints of 2019 to 2023, as they lie on the hub."""
+    """Checkpoints of 2019 to 2023 on the hub have them."""
     source = save_random_model(small_config(family), tmp_path)
     add(source, *CONSTANTS[family])
     assert open_checkpoint(str(source)).unused.lines() == []

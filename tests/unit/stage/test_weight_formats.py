@@ -69,12 +69,12 @@ def test_what_was_unpacked_packs_to_the_same_codes(bits: int) -> None:
 def rounded(pipeline: Pipeline, source: Path, directory: Path) -> Path:
     """A checkpoint in float32 of the very weights that a pipeline computes with."""
     directory.mkdir()
-    held: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     for stage in pipeline.stages:
-        held |= {name: one.made() for name, one in in_float32(stage.weights.module).items()}
-    held = {name.replace(".base_layer.", "."): one for name, one in held.items()}
+        values |= {name: one.made() for name, one in in_float32(stage.weights.module).items()}
+    values = {name.replace(".base_layer.", "."): one for name, one in values.items()}
     own = load_file(source / "model.safetensors")
-    save_file({name: held[name].clone() for name in own}, directory / "model.safetensors")
+    save_file({name: values[name].clone() for name in own}, directory / "model.safetensors")
     (directory / "config.json").write_bytes((source / "config.json").read_bytes())
     return directory
 

@@ -144,8 +144,10 @@ def test_samples_are_those_of_trl(
     draw = random.Random(f"{name}{make}{begin}")
     rows = [row(draw) for _ in range(40)]
     tokenizer = tokenizers[make, begin]
-    given = {"max_length": 24, **options, **PACKINGS[packing]}
-    assert our_samples(rows, tokenizer, tmp_path, **given) == trl_samples(rows, tokenizer, **given)
+    options_of_trl = {"max_length": 24, **options, **PACKINGS[packing]}
+    assert our_samples(rows, tokenizer, tmp_path, **options_of_trl) == trl_samples(
+        rows, tokenizer, **options_of_trl
+    )
 
 
 # ---- differences, each of which is in docs/how-to/prepare-data.md and is printed when it applies
@@ -266,9 +268,9 @@ def test_answers_without_marks_are_those_of_trls_marked_templates(
         {"messages": [one for one in chat(draw)["messages"] if one["role"] != "system"]}
         for _ in range(10)
     ]
-    given: dict[str, Any] = {"max_length": 400, "assistant_only_loss": True}
-    ours, printed = read(rows, tokenizer, tmp_path, **given)
-    assert ours == trl_samples(rows, tokenizer, **given)
+    options: dict[str, Any] = {"max_length": 400, "assistant_only_loss": True}
+    ours, printed = read(rows, tokenizer, tmp_path, **options)
+    assert ours == trl_samples(rows, tokenizer, **options)
     assert "the chat template does not mark answers" in printed
 
 

@@ -136,9 +136,9 @@ def both(
         kind = draw.choice((list, str))
         rows = [one | {"tools": _as(kind, one["tools"])} for one in rows]
     tokenizer = tokenizer_of(make, "$A", template)
-    given = {"max_length": 600, **options}
-    ours = our_samples(rows, tokenizer, folder, **given)
-    return ours, trl_samples(rows, tokenizer, **given), tokenizer
+    arguments = {"max_length": 600, **options}
+    ours = our_samples(rows, tokenizer, folder, **arguments)
+    return ours, trl_samples(rows, tokenizer, **arguments), tokenizer
 
 
 def _as(kind: type, tools: object) -> object:
@@ -155,14 +155,14 @@ def test_sharegpt_by_templates_roles_is_as_in_trl(tmp_path: Path) -> None:
         for chat in chats
     ]
     tokenizer = tokenizer_of("byte-level BPE", "$A", CHATML)
-    given: dict[str, Any] = {"max_length": 400, **ASSISTANT}
-    ours = our_samples(rows, tokenizer, tmp_path, **given)
-    assert ours == trl_samples(rows, tokenizer, **given)
+    arguments: dict[str, Any] = {"max_length": 400, **ASSISTANT}
+    ours = our_samples(rows, tokenizer, tmp_path, **arguments)
+    assert ours == trl_samples(rows, tokenizer, **arguments)
     names = {"user": "human", "assistant": "gpt", "system": "system"}
     for row in rows:
         for one in row["conversations"]:
             one["from"] = names[one["from"]]
-    renamed, printed = read(rows, tokenizer, tmp_path, **given)
+    renamed, printed = read(rows, tokenizer, tmp_path, **arguments)
     assert renamed == ours
     assert "'human' as user, 'gpt' as assistant; TRL passes the names to the template" in printed
 

@@ -227,8 +227,8 @@ def test_texts_that_are_cut_are_counted(tmp_path: Path, words: Words) -> None:
     texts = ("w1 w2 w3 w4 w5", "w1 w2 w3", "w1", "w1 w2 w3 w4")
     rows = [{"text": text, "label": "a"} for text in texts]
     made = opened(write(tmp_path / "a.jsonl", rows), words, "ab").samples(4, VOCAB)
-    told = "2 documents of more than 4 tokens truncated, losing 3 of 11 tokens"
-    assert f"; {told} (--seq-length); " in made.words
+    line = "2 documents of more than 4 tokens truncated, losing 3 of 11 tokens"
+    assert f"; {line} (--seq-length); " in made.words
 
 
 def test_words_that_are_cut_are_counted(tmp_path: Path, words: Words) -> None:
@@ -258,8 +258,8 @@ def test_a_class_may_be_of_two_texts(
     path = write(tmp_path / "a.jsonl", [*rows, {**rows[0], "label": 0}])
     assert found_in(path, **options) == ("0", "1")
     data = opened(path, words, "ab", **options)
-    told, first = data.describe()
-    assert f"a document is '{columns[0]}' and '{columns[1]}', its class is 'label'; not" in told
+    line, first = data.describe()
+    assert f"a document is '{columns[0]}' and '{columns[1]}', its class is 'label'; not" in line
     assert first.endswith("the first document: 'w1 w2' + 'w3' is of class b")
     samples = samples_in(np.array(data.samples(8, VOCAB).tokens))
     assert samples.token_ids[0].tolist() == [12, 1, 2, SECOND | 3]

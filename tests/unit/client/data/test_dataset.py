@@ -61,8 +61,8 @@ def test_a_prompt_is_answered_by_its_completion(words: Words) -> None:
 @pytest.mark.parametrize("nothing", [{}, {"input": ""}, {"input": None}])
 def test_an_instruction_is_put_as_alpacas(words: Words, nothing: dict[str, Any]) -> None:
     row = {"instruction": "Say yes.", "output": "Yes."}
-    asked = f"{ALPACA_HEAD}\n\n### Instruction:\nSay yes.\n\n### Response:\n"
-    assert pieces(words, row | nothing) == [(asked, False), ("Yes.", True)]
+    prompt = f"{ALPACA_HEAD}\n\n### Instruction:\nSay yes.\n\n### Response:\n"
+    assert pieces(words, row | nothing) == [(prompt, False), ("Yes.", True)]
     (with_input, _), _ = pieces(words, row | {"input": "Now."})
     assert with_input == (
         f"{ALPACA_HEAD_WITH_INPUT}\n\n### Instruction:\nSay yes.\n\n### Input:\nNow.\n\n"
@@ -227,7 +227,7 @@ LONG = (
 
 
 @pytest.mark.parametrize(
-    ("truncation", "expected", "told"),
+    ("truncation", "expected", "line"),
     [
         (
             None,
@@ -255,12 +255,12 @@ def test_long_documents_are_cut_dropped_or_split_and_counted(
     jsonl: Jsonl,
     truncation: Truncation | None,
     expected: list[list[int]],
-    told: str,
+    line: str,
 ) -> None:
     """hiyouga/LLaMA-Factory#3995, modelscope/ms-swift#6672: answers went on without a question."""
     samples = opened(jsonl(*LONG), truncation=truncation).samples(3, VOCAB)
     assert [[w for w in row if w != NO_TOKEN] for row in samples.tokens.tolist()] == expected
-    assert samples.words.endswith(f"; {told}")
+    assert samples.words.endswith(f"; {line}")
     assert samples.long_documents.num_documents == 2
 
 
@@ -281,8 +281,8 @@ def test_wrapped_documents_that_go_on_in_another_sample_are_counted(
 ) -> None:
     path = jsonl({"text": "w1"}, {"text": "w2 w3"}, {"text": "w4 w5 w6"}, {"text": "w7"})
     samples = opened(path, **WRAPPED).samples(4, VOCAB)
-    told = "2 documents split, with 2 of 7 tokens in samples without the document's beginning"
-    assert told in samples.words
+    line = "2 documents split, with 2 of 7 tokens in samples without the document's beginning"
+    assert line in samples.words
     assert [[w for w in row if w != NO_TOKEN] for row in samples.tokens.tolist()] == [
         [1, END, 2, 3],
         [END, 4, 5, 6],
@@ -329,8 +329,8 @@ def test_documents_without_text_are_left_out_and_counted(opened: Opened, jsonl: 
     blank = {"text": " \n"}
     samples = opened(jsonl(blank, {"text": "w1"}, blank, {"text": "w2"})).samples(2, VOCAB)
     assert samples.tokens.ravel().tolist() == [1, END, 2, END]
-    told = "2 documents, 2 samples of up to 2 tokens; 2 documents without text left out"
-    assert told in samples.words
+    line = "2 documents, 2 samples of up to 2 tokens; 2 documents without text left out"
+    assert line in samples.words
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
@@ -355,10 +355,10 @@ def test_how_far_it_got_is_told_batch_by_batch(
     opened: Opened, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_ft.client.data.dataset.BATCH_DOCUMENTS", 2)
-    told: list[ReadProgress] = []
+    reports: list[ReadProgress] = []
     path = jsonl(*({"text": "w1"} for _ in range(5)))
-    opened(path).samples(2, VOCAB, on_batch=told.append)
-    assert [(one.num_documents, one.num_samples, one.share_read) for one in told] == [
+    opened(path).samples(2, VOCAB, on_batch=reports.append)
+    assert [(one.num_documents, one.num_samples, one.share_read) for one in reports] == [
         (2, 2, 0.4),
         (4, 4, 0.8),
         (5, 5, 1.0),
@@ -369,11 +369,11 @@ def test_batches_end_with_many_characters_too(
     opened: Opened, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_ft.client.data.dataset.BATCH_CHARS", 5)
-    told: list[ReadProgress] = []
+    reports: list[ReadProgress] = []
     opened(jsonl({"text": "w1"}, {"text": "w2 w3"}, {"text": "w4"})).samples(
-        2, VOCAB, on_batch=told.append
+        2, VOCAB, on_batch=reports.append
     )
-    assert [one.num_documents for one in told] == [2, 3]
+    assert [one.num_documents for one in reports] == [2, 3]
 
 
 def test_whoever_is_told_may_end_it(opened: Opened, jsonl: Jsonl) -> None:
@@ -514,10 +514,10 @@ def test_rows_of_the_hub_are_read_as_they_come(
     """The library answers from memory; its requests are those that the hub would get."""
     import datasets
 
-    asked: list[tuple[object, ...]] = []
+    calls: list[tuple[object, ...]] = []
 
     def load(path: str, subset: str | None, *, streaming: bool) -> datasets.IterableDatasetDict:
-        asked.append((path, subset, streaming))
+        calls.append((path, subset, streaming))
         rows = datasets.Dataset.from_dict({"text": ["w1", "w2"]}).to_iterable_dataset()
         return datasets.IterableDatasetDict({"train": rows, "test": rows})
 
@@ -525,7 +525,7 @@ def test_rows_of_the_hub_are_read_as_they_come(
     data = opened("some/where", subset="en", split="test")
     assert ids(data) == [1, END, 2, END]
     assert "a dataset on the hub, split 'test'" in data.describe()[0]
-    assert asked == [("some/where", "en", True)]
+    assert calls == [("some/where", "en", True)]
 
 
 def test_every_refusal_of_an_unknown_format_is_a_bad_input(opened: Opened, tmp_path: Path) -> None:

@@ -77,10 +77,10 @@ def test_an_option_wins_over_the_name(tmp_path: Path) -> None:
 )
 def test_names_and_folders_tell_splits(names: list[str], splits: dict[str, list[str]]) -> None:
     top = Path("top")
-    told = splits_of(top, [top / name for name in names])
-    assert {split: [str(p.relative_to(top)) for p in paths] for split, paths in told.items()} == (
-        splits
-    )
+    found_splits = splits_of(top, [top / name for name in names])
+    assert {
+        split: [str(p.relative_to(top)) for p in paths] for split, paths in found_splits.items()
+    } == (splits)
 
 
 def test_of_a_directory_one_split_is_taken(tmp_path: Path) -> None:

@@ -208,5 +208,5 @@ def test_keys_of_messages_that_nobody_reads_are_told(
     template = "{% for m in messages %}{{ m.name }}{{ m.content }}{% endfor %}"
     turns = [dict(turn, name="A", date="today") for turn in TURNS]
     path = jsonl({"messages": turns, "id": 7})
-    told = opened(path, tokenizer=words(chat=template)).describe()[0]
-    assert told.endswith("; not used: 'id', 'date' of messages")
+    line = opened(path, tokenizer=words(chat=template)).describe()[0]
+    assert line.endswith("; not used: 'id', 'date' of messages")

@@ -127,12 +127,12 @@ def test_a_job_of_plain_text_has_the_samples_that_it_always_had(
             train=TrainOptions(seq_length=32),
         )
     )
-    trained, held = (
+    trained, kept_out = (
         cut_as_before(sample, text, 32)
         for text in (b"\n".join(parts).decode(), read_file(Path(sample.eval_file)))
     )
     assert job.spec.train.num_samples == len(trained)
-    expected = held[:limit] if held_out else trained[: limit or 256]
+    expected = kept_out[:limit] if held_out else trained[: limit or 256]
     assert list(job.samples) == [tokens_to_bytes(row) for row in (*trained, *expected)]
 
 

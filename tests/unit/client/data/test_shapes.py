@@ -200,12 +200,12 @@ def test_no_calls_are_no_calls(words: Words, calls: object) -> None:
 # ---- chats as prompt and completion
 
 
-ASKED = [{"role": "user", "content": "w1"}]
+QUESTION = [{"role": "user", "content": "w1"}]
 ANSWER = [{"role": "assistant", "content": "w2"}]
 
 
 def test_a_chat_may_be_a_prompt_and_a_completion(words: Words) -> None:
-    row = {"prompt": ASKED, "completion": ANSWER}
+    row = {"prompt": QUESTION, "completion": ANSWER}
     found = document(words, row)
     assert [tuple(one[:2]) for one in found] == [
         ("<user> w1 </s> <assistant> ", False),
@@ -216,7 +216,7 @@ def test_a_chat_may_be_a_prompt_and_a_completion(words: Words) -> None:
 
 
 def test_of_a_completion_with_several_turns_the_assistants_may_be_learned(words: Words) -> None:
-    earlier = [*ASKED, *ANSWER, {"role": "user", "content": "w3"}]
+    earlier = [*QUESTION, *ANSWER, {"role": "user", "content": "w3"}]
     more = [
         {"role": "assistant", "content": "w4"},
         {"role": "user", "content": "w5"},
@@ -291,15 +291,15 @@ def test_columns_of_other_names_are_mapped(
     assert document(words, GSM8K, column=column) == document(
         words, {"prompt": "w1", "completion": "w2"}
     )
-    told = opened(jsonl(GSM8K), column=column).describe()[0]
+    line = opened(jsonl(GSM8K), column=column).describe()[0]
     assert (
-        "a document is 'question' and 'answer', one right behind the other; not used: 'id'" in told
+        "a document is 'question' and 'answer', one right behind the other; not used: 'id'" in line
     )
-    chat = {"dialog": ASKED, "messages": "unused"}
+    chat = {"dialog": QUESTION, "messages": "unused"}
     assert document(words, chat, column=("messages=dialog",)) == document(
-        words, {"messages": ASKED}
+        words, {"messages": QUESTION}
     )
-    system = {"prompt": ASKED, "completion": ANSWER, "rules": "w0"}
+    system = {"prompt": QUESTION, "completion": ANSWER, "rules": "w0"}
     assert text(document(words, system, column=("system=rules",))).startswith("<system> w0")
 
 
@@ -315,9 +315,9 @@ def test_a_template_is_a_text_that_is_all_learned(
     template = r"Q: {question}\nA: {answer} {{{id}}}"
     (piece,) = document(words, GSM8K, template=template)
     assert (piece.text, piece.is_target) == ("Q: w1\nA: w2 {7}", True)
-    told = opened(jsonl(GSM8K), template="{question} {answer}").describe()
-    assert "a document is the template '{question} {answer}'; not used: 'id'" in told[0]
-    assert "'w1 w2' + </s>" in told[1]
+    lines = opened(jsonl(GSM8K), template="{question} {answer}").describe()
+    assert "a document is the template '{question} {answer}'; not used: 'id'" in lines[0]
+    assert "'w1 w2' + </s>" in lines[1]
     labelled = {"text": "w1", "label": 3}
     assert text(document(words, labelled, template="{text}: {label}")) == "w1: 3"
 
@@ -371,17 +371,17 @@ def test_columns_that_fit_nothing_are_refused_with_the_options(words: Words) -> 
 
 
 def test_the_option_may_be_given_several_times() -> None:
-    given = {"model": "m", "dataset": "d"}
+    named = {"model": "m", "dataset": "d"}
     pairs = {"prompt": "question", "completion": "answer"}
     texts = ("prompt=question", "completion=answer")
     for value in (pairs, list(texts), texts):
-        options = job_options({**given, "column": value})
+        options = job_options({**named, "column": value})
         assert options.reading.column == texts
-    asked = ["--column", "prompt=question", "--column", "completion=answer"]
-    assert arguments(options)[-4:] == asked
-    assert job_options({**given, "column": "text=question"}).reading.column == ("text=question",)
+    columns = ["--column", "prompt=question", "--column", "completion=answer"]
+    assert arguments(options)[-4:] == columns
+    assert job_options({**named, "column": "text=question"}).reading.column == ("text=question",)
     with pytest.raises(BadOption, match="--column: expected texts, got 5"):
-        job_options({**given, "column": 5})
-    command = ["client", "train", "--model", "m", "--dataset", "d", *asked, "--print-config"]
+        job_options({**named, "column": 5})
+    command = ["client", "train", "--model", "m", "--dataset", "d", *columns, "--print-config"]
     shown = CliRunner().invoke(cli, command)
     assert "column:\n- prompt=question\n- completion=answer\n" in shown.output

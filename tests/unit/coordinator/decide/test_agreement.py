@@ -36,18 +36,18 @@ def aside(swarm: Swarm) -> set[PeerId]:
 # ---- gradient norms
 
 
-@pytest.mark.parametrize("told", [0.0, 1e60])
+@pytest.mark.parametrize("reported", [0.0, 1e60])
 @pytest.mark.parametrize(("count", "liar"), [(2, 1), (3, 0), (3, 1), (3, 2)])
 def test_who_tells_another_norm_is_done_without_and_moves_no_clip_factor(
     swarm: Swarm,
     make_spec: MakeSpec,
     a: FakePeer,
     replicas: list[FakePeer],
-    told: float,
+    reported: float,
     count: int,
     liar: int,
 ) -> None:
-    replicas[liar].squared_grad_norm = told
+    replicas[liar].squared_grad_norm = reported
     train(swarm, make_spec, a, replicas[:count])
     assert aside(swarm) == {replicas[liar].peer_id}
     assert swarm.run().phase is RunPhase.FINISHED
@@ -119,14 +119,14 @@ def test_of_two_results_that_differ_both_count_the_first_one_first_and_people_ar
     first, second, _ = replicas
     second.result = b"as a GPU has it"
     train(swarm, make_spec, a, [first, second])
-    told = reason(Kind.RESULT_READY, layers="2-4")
-    assert (swarm.run().phase, swarm.run().detail) == (RunPhase.FINISHED, told)
+    expected = reason(Kind.RESULT_READY, layers="2-4")
+    assert (swarm.run().phase, swarm.run().detail) == (RunPhase.FINISHED, expected)
     assert results(swarm) == ["b1", "b2"]
     assert not aside(swarm)
     swarm.restart()
     swarm.join(second, first, a)
     assert results(swarm) == ["b1", "b2"]
-    assert swarm.run().detail == told
+    assert swarm.run().detail == expected
 
 
 def test_who_was_outvoted_does_not_come_back_with_its_result(

@@ -101,7 +101,7 @@ def test_members_are_told_once_why_they_are_idle_though_several_jobs_fit_nobody(
     swarm.submit(make_spec(num_blocks=1), SECOND)
     swarm.wait(1)
     assert sorted(peer for peer, _ in swarm.said(Idle)) == ["a", "b"]
-    assert all(told.run_id == RUN for told in swarm.idlers().values())
+    assert all(idle.run_id == RUN for idle in swarm.idlers().values())
 
 
 def test_a_job_that_nobody_takes_expires_and_tells_for_what_it_waited(
@@ -314,7 +314,7 @@ def test_doubts_of_different_steps_do_not_add_up(
     assert swarm.run().phase is RunPhase.FINISHED
 
 
-def say_not_finite(
+def report_not_finite(
     swarm: Swarm,
     peer: FakePeer,
     times: int,
@@ -335,13 +335,13 @@ def test_a_run_of_a_model_with_a_nan_ends_within_a_minute_and_names_the_tensor(
 ) -> None:
     begun(swarm, spec, a, b)
     began_s, words = swarm.now_s, "the model's block 3: tensor h.3.weight has values that are NaN"
-    say_not_finite(swarm, b, MAX_NON_FINITE, words, code="non-finite-weights")
+    report_not_finite(swarm, b, MAX_NON_FINITE, words, code="non-finite-weights")
     assert swarm.run().phase is RunPhase.FAILED
     assert swarm.now_s - began_s < 60.0
     repeated = part_of(swarm.run().detail, Kind.REPEATED_ERROR)
     assert (repeated.code, repeated.text) == ("non-finite-weights", words)
-    told = as_text(repeated)
-    assert told.startswith(f"its model cannot be trained: {words}. Submit the job")
+    text = as_text(repeated)
+    assert text.startswith(f"its model cannot be trained: {words}. Submit the job")
     assert not swarm.idlers(), "its peers serve others"
 
 
@@ -351,9 +351,9 @@ def test_a_run_that_diverged_with_one_host_a_stage_ends_within_a_minute(
     begun(swarm, spec, a, b)
     began_s = swarm.now_s
     text = "step 1: the loss of layers 2-4 is NaN"
-    say_not_finite(swarm, b, MAX_NON_FINITE - 1, text)
+    report_not_finite(swarm, b, MAX_NON_FINITE - 1, text)
     assert swarm.run().phase is not RunPhase.FAILED
-    say_not_finite(swarm, b, 1, text)
+    report_not_finite(swarm, b, 1, text)
     assert swarm.run().phase is RunPhase.FAILED
     assert swarm.now_s - began_s < 60.0
     assert swarm.run().detail == reason(
@@ -367,9 +367,9 @@ def test_values_that_were_wrong_less_often_end_no_run_and_are_nobodys_fault(
     swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
 ) -> None:
     begun(swarm, spec, a, b)
-    say_not_finite(swarm, b, MAX_NON_FINITE - 1)
+    report_not_finite(swarm, b, MAX_NON_FINITE - 1)
     swarm.settle_until(lambda: len(swarm.history[RUN]) == 2)
-    say_not_finite(swarm, b, MAX_NON_FINITE - 1)
+    report_not_finite(swarm, b, MAX_NON_FINITE - 1)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.num_rollbacks == 0
@@ -418,8 +418,8 @@ def test_two_stages_that_agree_end_the_run_though_each_has_one_host(
     swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
 ) -> None:
     begun(swarm, spec, a, b)
-    say_not_finite(swarm, b, 1)
-    say_not_finite(swarm, a, 1, "a gradient is NaN")
+    report_not_finite(swarm, b, 1)
+    report_not_finite(swarm, a, 1, "a gradient is NaN")
     assert swarm.run().phase is RunPhase.FAILED
     confirmed = part_of(swarm.run().detail, Kind.CONFIRMED_ERROR)
     assert (confirmed.peers, confirmed.step) == (("b", "a"), 1)
@@ -445,7 +445,7 @@ def test_where_others_can_host_the_run_they_do_the_step_before_anybody_is_believ
 ) -> None:
     liar = two[1]
     begun_on(swarm, make_spec(num_steps=6), *two)
-    say_not_finite(swarm, liar, 1, "so I say")
+    report_not_finite(swarm, liar, 1, "so I say")
     swarm.settle_until(lambda: swarm.run().committed_steps == 2)
     assert set(swarm.run().peers) == {"first"}
     assert len(swarm.state.reputation(liar.peer_id).failed_in) == 1, "another one did better"
@@ -459,8 +459,8 @@ def test_a_run_that_diverges_again_where_others_host_it_has_failed(
     swarm: Swarm, make_spec: MakeSpec, two: tuple[FakePeer, FakePeer]
 ) -> None:
     begun_on(swarm, make_spec(num_steps=6), *two)
-    say_not_finite(swarm, two[1], 1)
-    say_not_finite(swarm, two[0], 1)
+    report_not_finite(swarm, two[1], 1)
+    report_not_finite(swarm, two[0], 1)
     assert swarm.run().phase is RunPhase.FAILED
     assert part_of(swarm.run().detail, Kind.CONFIRMED_ERROR).peers == ("liar", "first")
     assert not swarm.state.standings
@@ -595,9 +595,9 @@ def test_a_replica_that_is_there_and_mute_is_not_waited_for(
     swarm.wait(LOAD_S - 1)
     assert swarm.run().phase is RunPhase.LOADING
     swarm.wait(2)
-    (told,) = swarm.idlers().values()
-    assert kinds_in(told) == [Kind.PEER_SUSPENDED, Kind.LATE_LOADING]
-    assert LOAD_S <= (told.parts[0].amount or 0) <= LOAD_S + 2
+    (idle,) = swarm.idlers().values()
+    assert kinds_in(idle) == [Kind.PEER_SUSPENDED, Kind.LATE_LOADING]
+    assert LOAD_S <= (idle.parts[0].amount or 0) <= LOAD_S + 2
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert set(swarm.run().peers) == {"a", "b"}
@@ -621,7 +621,7 @@ def test_the_only_host_of_a_stage_may_take_long(
 ) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
-    ready = [said for said in swarm.pending if said[0] == b.peer_id]
+    ready = [message for message in swarm.pending if message[0] == b.peer_id]
     hold_back(swarm, b)
     swarm.settle()
     swarm.wait(20 * LOAD_S)

@@ -42,8 +42,8 @@ class Roomy(FakePeer):
         return self.parts[run_id]
 
     def hello(self) -> PeerHello:
-        held = tuple(one for part in self.parts.values() for one in part.hello().held)
-        return replace(super().hello(), held=held, max_beside=self.max_beside)
+        stages = tuple(one for part in self.parts.values() for one in part.hello().held)
+        return replace(super().hello(), held=stages, max_beside=self.max_beside)
 
     def hear(self, message: Message) -> list[FromPeer]:
         run_id = getattr(message, "run_id", None)

@@ -26,6 +26,7 @@ from swarm_ft.protocol.messages.control import Assign, EvalSum, SaveStage, Stage
 from swarm_ft.protocol.messages.reports import ByteCounts
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
+from tests.draws import draws
 from tests.reasons import reason
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
@@ -100,11 +101,11 @@ def test_a_run_stops_and_what_was_made_beside_the_evaluation_does_not_count(begi
     assert [peer.applied for peer in peers] == [list(range(5))] * 2
     assert status_of(swarm.run()).result_step is None
     assert swarm.num_rollbacks == 0
-    told = status_of(swarm.run()).sent
-    assert told.evaluation_bytes == 6 * HELD_OUT
-    assert told.forward_bytes == 5 * 100
+    sent = status_of(swarm.run()).sent
+    assert sent.evaluation_bytes == 6 * HELD_OUT
+    assert sent.forward_bytes == 5 * 100
     swarm.restart()
-    assert status_of(swarm.run()).sent == told
+    assert status_of(swarm.run()).sent == sent
 
 
 def test_the_best_weights_are_the_result(begin: Begin) -> None:
@@ -143,7 +144,7 @@ def test_what_is_better_by_no_more_than_the_threshold_wears_patience_out(begin: 
     assert outcome(swarm)[:3] == (RunPhase.FINISHED, 4, 4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=draws(40))
 @given(data=st.data())
 def test_a_coordinator_that_is_killed_at_any_moment_ends_with_the_same(
     begin: Begin, data: st.DataObject
@@ -169,7 +170,7 @@ def test_a_coordinator_that_is_killed_at_any_moment_ends_with_the_same(
 
 
 def test_a_coordinator_killed_in_every_single_event_ends_with_the_same(begin: Begin) -> None:
-    for num_said in (0, 1, 99):
+    for num_reports in (0, 1, 99):
         moment, is_over = 0, False
         while not is_over:
             swarm, peers = begin(LOSSES, early_stopping_patience=2)
@@ -178,7 +179,7 @@ def test_a_coordinator_killed_in_every_single_event_ends_with_the_same(begin: Be
                     swarm.step()
             is_over = not swarm.pending
             if not is_over:
-                swarm.crash(PeerSaid(*swarm.pending.popleft()), num_said)
+                swarm.crash(PeerSaid(*swarm.pending.popleft()), num_reports)
                 swarm.join(*peers)
             swarm.settle()
             assert outcome(swarm) == (RunPhase.FINISHED, 5, 3, list(range(6)), 5), moment
@@ -196,10 +197,10 @@ def test_snapshots_beyond_the_limit_are_let_go_but_not_the_best(
         load_best_model_at_end=loads_best,
     )
     swarm.settle()
-    kept = [sorted(e.kept) for e in swarm.effects if isinstance(e, SnapshotRecord)]
-    assert max(map(len, kept)) == 3
+    steps = [sorted(e.kept) for e in swarm.effects if isinstance(e, SnapshotRecord)]
+    assert max(map(len, steps)) == 3
     newest = 7 if loads_best else 8  # what follows from the best needs no snapshot of the last
-    assert kept[-1] == ([1, newest - 1, newest] if loads_best else [6, 7, 8])
+    assert steps[-1] == ([1, newest - 1, newest] if loads_best else [6, 7, 8])
     assert swarm.run().past.snapshots[-1].step == newest
 
 
@@ -249,7 +250,7 @@ def test_a_peer_that_cannot_save_keeps_nobody_waiting(begin: Begin) -> None:
     swarm.settle()
     assert outcome(swarm)[:3] == (RunPhase.FINISHED, STEPS, STEPS)
     failed = reason(Kind.SAVE_FAILED, "b", text="full")
-    assert any(failed in told.parts for told in swarm.reasons())
+    assert any(failed in published.parts for published in swarm.reasons())
 
 
 def test_a_snapshot_that_never_comes_is_not_waited_for_forever(begin: Begin) -> None:

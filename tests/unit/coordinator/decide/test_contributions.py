@@ -72,15 +72,15 @@ def test_status_and_the_event_of_its_end_have_the_same_digits(
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().committed_steps == 3)
     swarm.say(a, PeerAlive(sent_bytes=5_000_000))
-    given = overview(swarm.state).members[0].given
-    assert (given.steps, given.all_bytes) == (3, 5_000_000)
+    contribution = overview(swarm.state).members[0].given
+    assert (contribution.steps, contribution.all_bytes) == (3, 5_000_000)
     (one, _) = overview(swarm.state).contributors
-    assert one.given == given
+    assert one.given == contribution
     swarm.leave(a)
     (left,) = (
         e for e in swarm.effects if isinstance(e, EmitEvent) and e.kind is EventKind.PEER_LEFT
     )
-    assert event_in_words(left.kind, left.reason) == f"peer a left; it gave {given}"
+    assert event_in_words(left.kind, left.reason) == f"peer a left; it gave {contribution}"
 
 
 def test_a_peer_that_gave_nothing_just_leaves(swarm: Swarm, a: FakePeer) -> None:
@@ -111,7 +111,7 @@ def test_a_claim_has_a_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("contribution", "words"),
     [
         (
             Contribution(samples=1, steps=1, seconds=9.4, sent_bytes=500),
@@ -133,5 +133,5 @@ def test_a_claim_has_a_bound() -> None:
         ),
     ],
 )
-def test_one_sentence_is_for_all_places(given: Contribution, words: str) -> None:
-    assert str(given) == words
+def test_one_sentence_is_for_all_places(contribution: Contribution, words: str) -> None:
+    assert str(contribution) == words

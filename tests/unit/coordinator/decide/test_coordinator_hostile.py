@@ -36,6 +36,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.spec.layers import LayerRange
+from tests.draws import draws
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUNS = (RunId("run-1"), RunId("run-2"))
@@ -111,7 +112,7 @@ class Mob:
     ) -> None:
         run_id, _, step, _ = self._now
         run = self.swarm.state.runs.get(run_id)
-        held = HeldStage(
+        stage = HeldStage(
             run_id=run_id,
             spec_digest=run.spec.digest() if run else bytes(16),
             layers=layers or LayerRange(0, 4),
@@ -124,7 +125,7 @@ class Mob:
             endpoint="peer.example:7001",
             layers=layers or OFFERS[peer_id],
             memory_bytes=1 << 20,
-            held=(held,) if holds else (),
+            held=(stage,) if holds else (),
         )
         self._said(peer_id, hello)
 
@@ -179,8 +180,8 @@ class Mob:
     def caught_up(self, peer_id: PeerId, off: int) -> None:
         run_id, attempt, _, _ = self._now
         attempt = Attempt(attempt + off)
-        told = CaughtUp(run_id=run_id, attempt=attempt, state_bytes=1, proof=bytes(16))
-        self._said(peer_id, told)
+        caught_up = CaughtUp(run_id=run_id, attempt=attempt, state_bytes=1, proof=bytes(16))
+        self._said(peer_id, caught_up)
 
     def step_ready(self, peer_id: PeerId, off: int, steps_off: int, number: float) -> None:
         run_id, attempt, step, _ = self._now
@@ -201,9 +202,9 @@ class Mob:
         self, peer_id: PeerId, boundary: BlockIndex, samples: list[SampleId], is_inventory: bool
     ) -> None:
         run_id, attempt, step, _ = self._now
-        held = (HeldBuffers(boundary=boundary, samples=SampleSet.of(samples)),)
+        buffers = (HeldBuffers(boundary=boundary, samples=SampleSet.of(samples)),)
         if is_inventory:
-            self._said(peer_id, StageReady(run_id=run_id, attempt=attempt, buffers=held))
+            self._said(peer_id, StageReady(run_id=run_id, attempt=attempt, buffers=buffers))
         else:
             counts = (BufferCounts(boundary=boundary, misses=2**50),)
             ready = StepReady(
@@ -211,7 +212,7 @@ class Mob:
                 attempt=attempt,
                 step=step,
                 squared_grad_norm=1.0,
-                lost=held,
+                lost=buffers,
                 buffers=counts,
             )
             self._said(peer_id, ready)
@@ -248,7 +249,7 @@ def make_mob(make_swarm: type[Swarm], make_spec: MakeSpec) -> MakeMob:
     return lambda: Mob(make_swarm(), make_spec)
 
 
-@settings(derandomize=True, max_examples=250, deadline=None)
+@settings(derandomize=True, max_examples=draws(250), deadline=None)
 @given(script=scripts, num_blocks=st.sampled_from([2, 4, 4, 4]))
 def test_no_order_of_events_breaks_the_coordinator(
     make_mob: MakeMob, script: Script, num_blocks: int
@@ -258,7 +259,7 @@ def test_no_order_of_events_breaks_the_coordinator(
     mob.play(script)
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(derandomize=True, max_examples=draws(100), deadline=None)
 @given(script=scripts)
 def test_honest_peers_can_still_train_after_any_order_of_events(
     make_mob: MakeMob,

@@ -386,9 +386,9 @@ def test_what_is_of_another_spec_is_let_go(
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
-    held = HeldStage(run_id=RUN, spec_digest=b"x" * 16, layers=LayerRange(2, 4), committed_steps=0)
+    stage = HeldStage(run_id=RUN, spec_digest=b"x" * 16, layers=LayerRange(2, 4), committed_steps=0)
     other = make_peer("other", "2-4")
-    swarm.handle(PeerJoined(replace(other.hello(), held=(held,))))
+    swarm.handle(PeerJoined(replace(other.hello(), held=(stage,))))
     assert [peer for peer, _ in swarm.said(Release)] == ["other"]
     assert set(swarm.state.members) == {"a", "b", "other"}
 
@@ -493,9 +493,9 @@ def test_a_peer_that_missed_the_commit_is_told_again(
     until_commits(swarm, 2)
     assert (a.applied, b.applied) == ([0, 1], [0])
     swarm.lose(b)
-    heard = len(b.heard)
+    num_received = len(b.heard)
     swarm.join(b)
-    commit, assign = b.heard[heard : heard + 2]
+    commit, assign = b.heard[num_received : num_received + 2]
     assert isinstance(commit, CommitStep)
     assert commit.step == 1
     assert isinstance(assign, Assign)
@@ -917,8 +917,8 @@ def test_who_comes_later_is_told_of_which_kept_runs_are_over(
         swarm.handle(RunCancelled(RUN))
     hello = replace(make_peer("late", "auto").hello(), kept_runs=(RUN, RunId("of-others")))
     swarm.handle(PeerJoined(hello))
-    told = [message.run_id for peer, message in swarm.said(Release) if peer == "late"]
-    assert told == [RUN] * is_over, "of what the coordinator does not know it says nothing"
+    released = [message.run_id for peer, message in swarm.said(Release) if peer == "late"]
+    assert released == [RUN] * is_over, "of what the coordinator does not know it says nothing"
 
 
 def test_status_lists_members_and_runs(
@@ -936,10 +936,10 @@ def test_decide_leaves_the_old_state_as_it_was(
 ) -> None:
     swarm.submit(spec)
     before = swarm.state
-    kept = repr(before)
+    shown = repr(before)
     swarm.join(a, b)
     swarm.settle()
-    assert repr(before) == kept
+    assert repr(before) == shown
 
 
 def test_the_grace_is_counted_from_the_loss(

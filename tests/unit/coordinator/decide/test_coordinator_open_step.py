@@ -89,10 +89,10 @@ def test_tokens_go_only_to_those_who_still_compute_with_them(
     b1.done = frozenset(share(before, 1, 0))
     training.lose(b2)
     training.settle_until(lambda: last_plan(b1) is not before)
-    said = [e for e in training.effects if isinstance(e, SendMessage) and e.peer_id == "b1"]
-    asked = said[-1].tokens_of
+    sends = [e for e in training.effects if isinstance(e, SendMessage) and e.peer_id == "b1"]
+    requested = sends[-1].tokens_of
     plan = last_plan(b1)
-    assert asked == tuple(plan.microbatches[i].samples[0] for i in share(plan, 1, 0))
+    assert requested == tuple(plan.microbatches[i].samples[0] for i in share(plan, 1, 0))
 
 
 def test_what_was_done_of_a_committed_step_says_nothing_of_the_next(
@@ -112,9 +112,9 @@ def test_a_peer_that_gets_slow_is_relieved_in_the_same_step(
 ) -> None:
     slow = peers[index]
     before = last_plan(slow)
-    said = alive(training, parts_begun=PARTS, compute_s=SLOW_S)
+    report = alive(training, parts_begun=PARTS, compute_s=SLOW_S)
     training.wait(SLOW_S)
-    training.say(slow, said)
+    training.say(slow, report)
     training.settle_until(lambda: last_plan(slow) is not before)
     again, stage = last_plan(slow), index // 2
     assert again.step == before.step
@@ -127,7 +127,7 @@ def test_a_peer_that_gets_slow_is_relieved_in_the_same_step(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "report",
     [
         {"parts_begun": 0, "compute_s": 0.0},
         {"parts_begun": PARTS, "compute_s": 1.5 * USUAL_S},
@@ -137,11 +137,11 @@ def test_a_peer_that_gets_slow_is_relieved_in_the_same_step(
     ids=["nothing begun", "a little slower", "all begun", "forwards alone, as fast as ever"],
 )
 def test_a_peer_that_holds_nobody_up_for_long_goes_on(
-    training: Swarm, peers: list[FakePeer], said: dict[str, Any]
+    training: Swarm, peers: list[FakePeer], report: dict[str, Any]
 ) -> None:
     attempt = training.run().attempt.number
-    training.wait(said["compute_s"])
-    training.say(peers[0], alive(training, **said))
+    training.wait(report["compute_s"])
+    training.say(peers[0], alive(training, **report))
     assert training.run().attempt.number == attempt
 
 
@@ -153,11 +153,11 @@ def test_who_says_that_it_computed_for_longer_than_the_step_is_old_is_not_believ
     assert training.run().attempt.number == attempt
 
 
-@pytest.mark.parametrize("told_s", [0.0, 1e-300])
+@pytest.mark.parametrize("reported_s", [0.0, 1e-300])
 def test_who_says_that_it_is_fast_gets_at_most_eight_times_the_work(
-    training: Swarm, peers: list[FakePeer], told_s: float
+    training: Swarm, peers: list[FakePeer], reported_s: float
 ) -> None:
-    peers[1].compute_s = told_s
+    peers[1].compute_s = reported_s
     for _ in range(3):
         commit_slowly(training, peers)
         assert len(share(last_plan(peers[0]), 0, 0)) >= MICROBATCHES // 9 + 1

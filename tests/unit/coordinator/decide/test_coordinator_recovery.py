@@ -13,6 +13,7 @@ from swarm_ft.coordinator.facts.events import PeerSaid, ResultCollected
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from tests.draws import draws
 from tests.reasons import missing
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
@@ -66,15 +67,15 @@ def assert_like_quiet(swarm: Swarm, peers: list[FakePeer], quiet: Quiet) -> None
     assert [step.step for step in journalled] == [step.step for step in swarm.history[RUN]]
 
 
-@pytest.mark.parametrize("num_said", [0, 1, 2, 99], ids=lambda n: f"{n}-messages-said")
+@pytest.mark.parametrize("num_messages", [0, 1, 2, 99], ids=lambda n: f"{n}-messages")
 def test_a_coordinator_killed_in_any_event_goes_on(
-    begin: Begin, quiet: Quiet, num_said: int
+    begin: Begin, quiet: Quiet, num_messages: int
 ) -> None:
     for moment in range(quiet()[1]):
         swarm, peers = begin()
         for _ in range(moment):
             swarm.step()
-        swarm.crash(PeerSaid(*swarm.pending.popleft()), num_said)
+        swarm.crash(PeerSaid(*swarm.pending.popleft()), num_messages)
         swarm.join(*reversed(peers))
         swarm.settle()
         assert_like_quiet(swarm, peers, quiet)
@@ -162,9 +163,9 @@ class Interruptions:
         pending = self.swarm.pending
         chosen = pending[self.draw_index(len(pending))][0]
         index = next(i for i, (peer_id, _) in enumerate(pending) if peer_id == chosen)
-        said = pending[index]
+        message = pending[index]
         del pending[index]
-        pending.appendleft(said)
+        pending.appendleft(message)
 
 
 interruption = st.tuples(
@@ -175,7 +176,7 @@ scripts = st.dictionaries(
 )
 
 
-@settings(derandomize=True, max_examples=120, deadline=None)
+@settings(derandomize=True, max_examples=draws(120), deadline=None)
 @given(script=scripts, random=st.randoms(use_true_random=False))
 def test_any_number_of_interruptions_leaves_the_commits_as_they_were(
     begin: Begin, quiet: Quiet, script: Script, random: Random

@@ -49,16 +49,16 @@ def details(swarm: Swarm, run_id: RunId = RUN) -> list[Reason]:
 def test_clients_are_told_who_gives_which_file_and_again_after_a_restart(
     finished: Swarm, a: FakePeer, b: FakePeer
 ) -> None:
-    told = {"a": a.exported, "b": b.exported}
+    exported = {"a": a.exported, "b": b.exported}
     assert {
         result.peer_id: result.file for result in status_of(finished.told_of(RUN)[-1]).results
-    } == told
+    } == exported
     finished.restart()
     assert status_of(finished.run()).results == (), "it is for the peers to say"
     finished.join(a)
     assert [result.file for result in status_of(finished.run()).results] == [a.exported]
     finished.join(b)
-    assert {result.peer_id: result.file for result in status_of(finished.run()).results} == told
+    assert {result.peer_id: result.file for result in status_of(finished.run()).results} == exported
 
 
 def test_a_peer_that_comes_back_with_its_part_costs_nothing(finished: Swarm, b: FakePeer) -> None:
@@ -75,8 +75,8 @@ def test_a_part_that_nobody_comes_back_with_is_trained_again(
 ) -> None:
     finished.lose(b)
     finished.wait(GRACE_S)
-    told = reason(Kind.RESULT_LOST, layers="2-4", step=0)
-    assert told in details(finished)
+    expected = reason(Kind.RESULT_LOST, layers="2-4", step=0)
+    assert expected in details(finished)
     assert finished.run().detail == missing("2-4")
     finished.join(newcomer)
     finished.settle()
@@ -217,8 +217,8 @@ def test_a_run_that_trains_is_not_disturbed_by_an_older_ones_lost_result(
 ) -> None:
     second.leave(b)
     assert second.run().phase is RunPhase.FINISHED
-    told = reason(Kind.RESULT_LOST, layers="2-4", runs=(SECOND,))
-    assert second.run().detail == told
+    expected = reason(Kind.RESULT_LOST, layers="2-4", runs=(SECOND,))
+    assert second.run().detail == expected
     second.settle()
     assert second.run(SECOND).phase is RunPhase.FINISHED
     assert second.num_rollbacks == 1, "the first run's, when the second is over"

@@ -48,10 +48,10 @@ def silent(peer: str, seconds: float) -> Reason:
 def test_a_silent_peer_is_told_of_before_it_is_given_up(training: Swarm, peers: Peers) -> None:
     training.deafen(peers[1])
     training.wait(NOTICED_S)
-    (told,) = training.told_of()
-    assert told.reason == silent("b", NOTICED_S)
-    assert told.phase is RunPhase.TRAINING
-    assert overview(training.state).runs[0].detail == as_text(told.reason)
+    (event,) = training.told_of()
+    assert event.reason == silent("b", NOTICED_S)
+    assert event.phase is RunPhase.TRAINING
+    assert overview(training.state).runs[0].detail == as_text(event.reason)
     training.wait(SILENT_S - NOTICED_S)
     lost = next(one for one in training.reasons() if one.kind is Kind.PEER_LOST)
     assert (lost.peers, lost.layers) == (("b",), ranges_of("2-4"))
@@ -83,9 +83,9 @@ def test_all_who_are_silent_are_named(training: Swarm, peers: Peers) -> None:
     for peer in peers[1:]:
         training.deafen(peer)
     training.wait(NOTICED_S)
-    told = training.told_of()[-1].reason
-    assert told is not None
-    assert told.parts == (silent("b", NOTICED_S), silent("twin", NOTICED_S))
+    last_reason = training.told_of()[-1].reason
+    assert last_reason is not None
+    assert last_reason.parts == (silent("b", NOTICED_S), silent("twin", NOTICED_S))
 
 
 def test_a_silent_peer_that_has_no_part_in_the_run_is_not_told_of(

@@ -33,7 +33,7 @@ def trained(swarm: Swarm, make_spec: MakeSpec, peers: Peers) -> Swarm:
     return swarm
 
 
-def told(swarm: Swarm) -> list[Reason | None]:
+def reasons_of(swarm: Swarm) -> list[Reason | None]:
     return [run.reason for run in swarm.told_of() if run.phase is RunPhase.WAITING]
 
 
@@ -46,12 +46,12 @@ def test_a_lost_replica_is_named_with_its_layers_and_those_that_stand_in(
     trained: Swarm, peers: Peers
 ) -> None:
     trained.lose(peers[1])
-    assert told(trained) == [lost("b", "2-4", reason(Kind.PEER_DISCONNECTED), heir="twin")]
+    assert reasons_of(trained) == [lost("b", "2-4", reason(Kind.PEER_DISCONNECTED), heir="twin")]
 
 
 def test_a_lost_stage_is_waited_for(trained: Swarm, peers: Peers) -> None:
     trained.lose(peers[0])
-    assert told(trained) == [
+    assert reasons_of(trained) == [
         lost("a", "0-2", reason(Kind.PEER_DISCONNECTED)),
         may_return("0-2", 30),
     ]
@@ -62,12 +62,12 @@ def test_a_peer_that_left_or_fell_silent_is_said_to_have_done_so(
 ) -> None:
     trained.deafen(peers[1])
     trained.wait(SILENT_S)
-    (silent,) = told(trained)
+    (silent,) = reasons_of(trained)
     cause = part_of(silent, Kind.PEER_SILENT)
     assert SILENT_S <= (cause.amount or 0) < SILENT_S + 1.0
     assert silent == lost("b", "2-4", cause, heir="twin")
     trained.leave(peers[2])
-    assert lost("twin", "2-4", reason(Kind.PEER_LEFT)) in told(trained)
+    assert lost("twin", "2-4", reason(Kind.PEER_LEFT)) in reasons_of(trained)
 
 
 def test_a_peer_that_cannot_host_its_layers_is_named_with_the_reason(
@@ -82,14 +82,14 @@ def test_a_peer_that_cannot_host_its_layers_is_named_with_the_reason(
     )
     trained.say(peers[1], failed)
     cause = reason(Kind.CANNOT_HOST, code=error.code, text="too little memory")
-    assert told(trained) == [lost("b", "2-4", cause, heir="twin")]
+    assert reasons_of(trained) == [lost("b", "2-4", cause, heir="twin")]
 
 
 def test_who_joins_is_named(trained: Swarm, peers: Peers, make_peer: type[FakePeer]) -> None:
     trained.join(make_peer("late", "2-4"))
     trained.settle_until(lambda: trained.run().committed_steps == A_STEP + 1)
-    assert told(trained) == [reason(Kind.PEERS_JOIN, "late")]
+    assert reasons_of(trained) == [reason(Kind.PEERS_JOIN, "late")]
     trained.lose(peers[2])
     trained.effects.clear()
     trained.join(peers[2])
-    assert told(trained) == [reason(Kind.PEERS_JOIN, "twin")]
+    assert reasons_of(trained) == [reason(Kind.PEERS_JOIN, "twin")]

@@ -19,6 +19,7 @@ from swarm_ft.protocol.messages.client import MemberState, RunPhase
 from swarm_ft.protocol.messages.control import PeerResumed, SaveStage
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.draws import draws
 from tests.reasons import kinds_in, part_of, ranges_of, reason
 from tests.unit.coordinator.conftest import EVENT_S, RUN, FakePeer, MakeSpec, Swarm
 
@@ -44,9 +45,9 @@ def until_commits(swarm: Swarm, number: int) -> None:
     swarm.settle_until(lambda: swarm.run().committed_steps == number)
 
 
-def told_to(swarm: Swarm, peer: FakePeer) -> list[Reason]:
-    told = (progress.reason for to, progress in swarm.said(Progress) if to == peer.peer_id)
-    return [reason for reason in told if reason is not None]
+def reasons_sent_to(swarm: Swarm, peer: FakePeer) -> list[Reason]:
+    reasons = (progress.reason for to, progress in swarm.said(Progress) if to == peer.peer_id)
+    return [reason for reason in reasons if reason is not None]
 
 
 def begin(swarm: Swarm, spec: RunSpec, *peers: FakePeer, steps: int = 2) -> None:
@@ -77,7 +78,7 @@ def test_an_idle_peer_takes_over_from_the_last_of_a_stage_while_all_train_on(
     assert swarm.run().listeners == ("heir",)
     assert not swarm.may_go(b), "nobody else has the state yet"
     copies = reason(Kind.SUCCESSOR_COPIES, layers="2-4", others=(PeerId("heir"),), run_id=RUN)
-    assert told_to(swarm, b)[-1] == copies
+    assert reasons_sent_to(swarm, b)[-1] == copies
     swarm.say(heir, heir.caught_up())
     goes(swarm, b)
     swarm.settle()
@@ -112,7 +113,7 @@ def test_a_spare_replica_of_another_stage_moves(
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.num_rollbacks == 0
     assert set(swarm.run().peers) == peers.keys() - {last}
-    assert any(Kind.PEER_MOVES in kinds_in(told) for told in swarm.reasons())
+    assert any(Kind.PEER_MOVES in kinds_in(reason) for reason in swarm.reasons())
 
 
 def test_who_would_leave_too_or_is_on_probation_or_has_no_room_takes_nothing_over(
@@ -126,9 +127,13 @@ def test_who_would_leave_too_or_is_on_probation_or_has_no_room_takes_nothing_ove
     swarm.would_leave(b)
     until_commits(swarm, 5)
     assert set(swarm.run().peers) == {"a", "b"}
-    told = told_to(swarm, b)[-1]
-    assert (told.kind, told.run_id, told.layers) == (Kind.STEPS_AT_RISK, RUN, ranges_of("2-4"))
-    assert told.parts == (reason(Kind.NO_SNAPSHOTS),)
+    progress = reasons_sent_to(swarm, b)[-1]
+    assert (progress.kind, progress.run_id, progress.layers) == (
+        Kind.STEPS_AT_RISK,
+        RUN,
+        ranges_of("2-4"),
+    )
+    assert progress.parts == (reason(Kind.NO_SNAPSHOTS),)
 
 
 def test_a_replica_that_is_not_the_last_goes_at_the_end_of_the_step(
@@ -191,7 +196,7 @@ def test_without_anybody_a_snapshot_is_written_and_the_run_goes_on_from_it(
     assert swarm.run().committed_steps == 3, "no step follows that would be lost"
     assert {peer for peer, _ in swarm.said(SaveStage)} == {"a", "b"}
     assert not swarm.may_go(b)
-    assert told_to(swarm, b)[-1].kind is Kind.SNAPSHOT_IS_WRITTEN
+    assert reasons_sent_to(swarm, b)[-1].kind is Kind.SNAPSHOT_IS_WRITTEN
     swarm.has_slow_disk = False
     swarm.handle(swarm.unwritten.pop())
     assert swarm.may_go(b)
@@ -213,7 +218,7 @@ def test_a_snapshot_that_fails_is_not_tried_again_after_every_step(
     swarm.would_leave(b)
     until_commits(swarm, 6)
     assert len(swarm.said(SaveStage)) == 2
-    impossible = part_of(told_to(swarm, b)[-1], Kind.SNAPSHOT_IMPOSSIBLE)
+    impossible = part_of(reasons_sent_to(swarm, b)[-1], Kind.SNAPSHOT_IMPOSSIBLE)
     assert [part.text for part in impossible.parts] == ["full"]
     assert not swarm.may_go(b)
 
@@ -224,9 +229,12 @@ def test_nobody_and_no_snapshots_leaves_the_choice_to_the_peer(
     begin(swarm, spec, a, b)
     swarm.would_leave(b)
     until_commits(swarm, 5)
-    assert len(told_to(swarm, b)) == 1, "a step more is no news at once"
+    assert len(reasons_sent_to(swarm, b)) == 1, "a step more is no news at once"
     swarm.wait(RETOLD_AFTER_S)
-    assert (told_to(swarm, b)[-1].kind, told_to(swarm, b)[-1].amount) == (Kind.STEPS_AT_RISK, 5)
+    assert (reasons_sent_to(swarm, b)[-1].kind, reasons_sent_to(swarm, b)[-1].amount) == (
+        Kind.STEPS_AT_RISK,
+        5,
+    )
     swarm.leave(b)  # it insists
     swarm.wait(40)
     assert swarm.num_rollbacks == 1
@@ -240,9 +248,9 @@ def test_of_a_run_that_waits_for_others_no_snapshot_is_promised(
     swarm.lose(a)
     swarm.would_leave(b)
     assert not swarm.may_go(b)
-    told = told_to(swarm, b)[-1]
-    assert (told.kind, told.amount, told.limit) == (Kind.STEPS_AT_RISK, 2, 4 * EVENT_S)
-    assert told.parts == (reason(Kind.RUN_AWAITS_OTHERS),)
+    progress = reasons_sent_to(swarm, b)[-1]
+    assert (progress.kind, progress.amount, progress.limit) == (Kind.STEPS_AT_RISK, 2, 4 * EVENT_S)
+    assert progress.parts == (reason(Kind.RUN_AWAITS_OTHERS),)
 
 
 # ---- while the owner pauses the run
@@ -311,7 +319,10 @@ def test_of_a_run_that_is_paused_nobody_and_no_snapshots_leaves_the_choice_to_th
     swarm.settle()
     swarm.would_leave(b)
     assert not swarm.may_go(b)
-    assert (told_to(swarm, b)[-1].kind, told_to(swarm, b)[-1].amount) == (Kind.STEPS_AT_RISK, 3)
+    assert (reasons_sent_to(swarm, b)[-1].kind, reasons_sent_to(swarm, b)[-1].amount) == (
+        Kind.STEPS_AT_RISK,
+        3,
+    )
 
 
 # ---- pauses
@@ -412,9 +423,9 @@ def test_the_last_one_with_a_part_of_a_result_waits_for_the_client(
     assert swarm.may_go(twin), "its replica has the same"
     swarm.would_leave(a)
     assert not swarm.may_go(a)
-    told = told_to(swarm, a)[-1]
+    progress = reasons_sent_to(swarm, a)[-1]
     lost = reason(Kind.RESULT_NOT_COLLECTED, layers="0-2", amount=STEPS, run_id=RUN)
-    assert told == lost
+    assert progress == lost
 
 
 def test_the_last_one_with_a_part_of_a_result_leaves_a_snapshot_of_which_it_is_made_again(
@@ -429,7 +440,9 @@ def test_the_last_one_with_a_part_of_a_result_leaves_a_snapshot_of_which_it_is_m
     swarm.would_leave(b)
     swarm.settle()
     assert not swarm.may_go(b)
-    assert told_to(swarm, b)[-1] == reason(Kind.RESULT_NOT_COLLECTED, layers="2-4", run_id=RUN)
+    assert reasons_sent_to(swarm, b)[-1] == reason(
+        Kind.RESULT_NOT_COLLECTED, layers="2-4", run_id=RUN
+    )
     assert [peer for peer, _ in swarm.said(SaveStage)] == ["a", "b"]
     swarm.has_slow_disk = False
     swarm.handle(swarm.unwritten.pop())
@@ -478,7 +491,7 @@ def test_a_snapshot_of_a_result_that_fails_is_not_tried_again(
     swarm.wait(5)
     assert len(swarm.said(SaveStage)) == 2
     assert not swarm.may_go(b)
-    assert told_to(swarm, b)[-1].amount == STEPS
+    assert reasons_sent_to(swarm, b)[-1].amount == STEPS
 
 
 def test_the_time_is_estimated_from_the_state_and_the_link(
@@ -491,7 +504,7 @@ def test_the_time_is_estimated_from_the_state_and_the_link(
     swarm.join(heir)
     swarm.would_leave(b)
     until_commits(swarm, 4)
-    first, *_ = [told.seconds for _, told in swarm.said(Progress)]
+    first, *_ = [progress.seconds for _, progress in swarm.said(Progress)]
     assert 59 < first < 65, "a minute at the rate that it lends, and a step or two"
     swarm.wait(20)
     swarm.say(heir, heir.caught_up())
@@ -531,7 +544,7 @@ def do(swarm: Swarm, peer: FakePeer, wish: str) -> None:
         swarm.leave(peer)
 
 
-@settings(max_examples=40)
+@settings(max_examples=draws(40))
 @given(wishes=wishes, keeps_snapshots=st.booleans(), slow=st.sets(st.sampled_from(NAMES)))
 def test_as_long_as_all_wait_until_they_may_go_no_step_is_lost(
     make_spec: MakeSpec,

@@ -17,9 +17,9 @@ MEAN = NUM_SAMPLES + (HELD_OUT - 1) / 2
 
 def evaluations(swarm: Swarm) -> list[Evaluated]:
     """Return the evaluations in records, each of which was published as well."""
-    told = [e.event for e in swarm.effects if isinstance(e, Publish)]
+    events = [e.event for e in swarm.effects if isinstance(e, Publish)]
     written = [e.evaluated for e in swarm.effects if isinstance(e, EvaluationRecord)]
-    assert [event for event in told if isinstance(event, Evaluated)] == written
+    assert [event for event in events if isinstance(event, Evaluated)] == written
     return written
 
 
@@ -66,14 +66,14 @@ def test_the_ends_get_the_tokens_of_what_they_evaluate(
     swarm.submit(make_spec(num_eval_samples=HELD_OUT, micro_batch_size=1, batch_size=4))
     swarm.join(*peers)
     swarm.settle()
-    said = [
+    reports = [
         (e.message.step, e.peer_id, e.tokens_of)
         for e in swarm.effects
         if isinstance(e, SendMessage) and isinstance(e.message, PlanStep)
     ]
     held_out = set(range(NUM_SAMPLES, NUM_SAMPLES + HELD_OUT))
     for number in (0, 3):
-        of_step = {peer: tokens_of for step, peer, tokens_of in said if step == number}
+        of_step = {peer: tokens_of for step, peer, tokens_of in reports if step == number}
         for ends in (("a1", "a2"), ("b1", "b2")):
             sent = [s for peer, some in of_step.items() if peer in ends for s in some]
             assert sorted(s for s in sent if s >= NUM_SAMPLES) == sorted(held_out)
@@ -99,9 +99,9 @@ def test_what_the_last_stage_evaluated_stays_so_and_all_else_begins_anew(
     assert [b.samples for b in again.evaluation] == [b.samples for b in before.evaluation]
     assert {b.index for b in again.evaluation if b.done} == b1.done
     assert all(b.done in (frozenset(), frozenset({0, 1})) for b in again.evaluation)
-    asked = [e for e in swarm.effects if isinstance(e, SendMessage) and e.message is again]
+    sends = [e for e in swarm.effects if isinstance(e, SendMessage) and e.message is again]
     wanted = {s for b in again.evaluation if not b.done for s in b.samples}
-    held_out = [s for e in asked if e.peer_id in ("a1", "a2") for s in e.tokens_of]
+    held_out = [s for e in sends if e.peer_id in ("a1", "a2") for s in e.tokens_of]
     assert {s for s in held_out if s >= NUM_SAMPLES} == wanted
     b1.done = a1.done = frozenset()
     swarm.settle()

@@ -22,16 +22,16 @@ from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 Kind = EventKind
 
 
-def told(swarm: Swarm) -> list[EmitEvent]:
+def emitted(swarm: Swarm) -> list[EmitEvent]:
     return [effect for effect in swarm.effects if isinstance(effect, EmitEvent)]
 
 
 def kinds(swarm: Swarm) -> list[EventKind]:
-    return [one.kind for one in told(swarm)]
+    return [one.kind for one in emitted(swarm)]
 
 
 def of_kind(swarm: Swarm, kind: EventKind) -> EmitEvent:
-    return next(one for one in told(swarm) if one.kind is kind)
+    return next(one for one in emitted(swarm) if one.kind is kind)
 
 
 def went_back(swarm: Swarm) -> list[Reason]:
@@ -68,10 +68,10 @@ def test_a_quiet_run_is_told_from_its_submission_to_its_result(
 def test_time_alone_tells_nothing_twice(swarm: Swarm, make_spec: MakeSpec, a: FakePeer) -> None:
     swarm.submit(make_spec())
     swarm.join(a)
-    before = len(told(swarm))
+    before = len(emitted(swarm))
     for _ in range(20):
         swarm.handle(Tick())
-    assert len(told(swarm)) == before
+    assert len(emitted(swarm)) == before
 
 
 def test_a_run_that_goes_back_says_to_where_why_and_what_would_have_kept_it(
@@ -92,8 +92,8 @@ def test_a_run_that_goes_back_says_to_where_why_and_what_would_have_kept_it(
     assert (event.run_id, event.from_step, event.to_step) == (RUN, 5, 0)
     assert event.reason == back
     happened = of_kind(swarm, Kind.PEER_LEFT)
-    gone = replace(left, given=swarm.state.contribution_of(PeerId("b")))
-    assert (happened.peer_id, happened.run_id, happened.reason) == ("b", RUN, gone)
+    expected = replace(left, given=swarm.state.contribution_of(PeerId("b")))
+    assert (happened.peer_id, happened.run_id, happened.reason) == ("b", RUN, expected)
     assert swarm.run().phase is RunPhase.FINISHED
 
 
@@ -112,7 +112,7 @@ def test_it_goes_back_to_its_snapshot_and_says_how_often_these_are(
     why, remedy = back.parts
     assert reason(ReasonKind.PEER_DISCONNECTED, "b") in why.parts
     assert remedy == reason(ReasonKind.REMEDY_SAVE_STEPS, layers="2-4", amount=2)
-    assert [one.to_step for one in told(swarm) if one.kind is Kind.SNAPSHOT_WHOLE][:2] == [2, 4]
+    assert [one.to_step for one in emitted(swarm) if one.kind is Kind.SNAPSHOT_WHOLE][:2] == [2, 4]
 
 
 def test_a_run_that_lost_no_step_did_not_go_back(
@@ -135,9 +135,9 @@ def test_silence_setting_aside_and_an_end_are_told(
     swarm.deafen(b)
     swarm.wait(9.0)
     assert kinds_in(of_kind(swarm, Kind.PEER_SILENT).reason) == [ReasonKind.PEER_SILENT]
-    gone = of_kind(swarm, Kind.PEER_GONE)
-    assert (gone.peer_id, gone.run_id) == ("b", RUN)
-    assert part_of(gone.reason, ReasonKind.PEER_SILENT).peers == ("b",)
+    events = of_kind(swarm, Kind.PEER_GONE)
+    assert (events.peer_id, events.run_id) == ("b", RUN)
+    assert part_of(events.reason, ReasonKind.PEER_SILENT).peers == ("b",)
     swarm.handle(RunCancelled(RUN))
     cancelled = reason(ReasonKind.CANCELLED_BY_CLIENT, actor=Actor.CLIENT)
     assert of_kind(swarm, Kind.RUN_CANCELLED).reason == cancelled
@@ -156,12 +156,18 @@ def test_what_members_gave_is_counted_by_their_names_and_kept(
     swarm.leave(b)
     swarm.join(newcomer)
     swarm.settle()
-    given = swarm.state.contributions
-    assert {peer: one.steps for peer, one in given.items()} == {"a": 14, "b": 5, "newcomer": 9}
-    assert given[PeerId("newcomer")].samples == sum(step.num_samples for step in swarm.steps())
-    assert given[PeerId("a")].seconds > 0.0
+    contributions = swarm.state.contributions
+    assert {peer: one.steps for peer, one in contributions.items()} == {
+        "a": 14,
+        "b": 5,
+        "newcomer": 9,
+    }
+    assert contributions[PeerId("newcomer")].samples == sum(
+        step.num_samples for step in swarm.steps()
+    )
+    assert contributions[PeerId("a")].seconds > 0.0
     swarm.restart()
-    assert swarm.state.contributions == given
+    assert swarm.state.contributions == contributions
     assert [one.peer_id for one in overview(swarm.state).contributors] == ["a", "newcomer", "b"]
 
 
@@ -219,8 +225,8 @@ def test_what_peers_measured_of_links_is_told_as_far_as_we_know_whom_to(
     after_steps(swarm, 2)
     speed, other = LinkSpeed(bytes_per_s=4e5, round_trip_s=0.02), LinkSpeed(bytes_per_s=7e5)
     names = ("b", "a", "nobody")
-    said = swarm.say(a, PeerAlive(links={PeerId(name): speed for name in names}))
-    assert not said, "nothing is decided by it, or written down"
+    effects = swarm.say(a, PeerAlive(links={PeerId(name): speed for name in names}))
+    assert not effects, "nothing is decided by it, or written down"
     swarm.say(b, PeerAlive(links={PeerId("a"): other}))
     one, two = overview(swarm.state).members
     assert one.links == (MemberLink(peer_id=PeerId("b"), way=None, speed=speed),)

@@ -21,6 +21,7 @@ from swarm_ft.protocol.machines.pipeline import PARTS
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
 from swarm_ft.protocol.spec.run_spec import Optim, RunSpec
+from tests.draws import draws
 from tests.reasons import kinds_in, reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
@@ -51,7 +52,7 @@ def begun(swarm: Swarm, spec: RunSpec, *peers: FakePeer) -> None:
     commit(swarm, 1)
 
 
-def say_alive(
+def send_heartbeat(
     swarm: Swarm, peer: FakePeer, waits_for: Collection[FakePeer] = (), parts_begun: int = 0
 ) -> None:
     run = swarm.run()
@@ -71,7 +72,7 @@ def stand_by(swarm: Swarm, seconds: float, waiting: dict[FakePeer, Sequence[Fake
     while swarm.now_s < end_s and swarm.run().attempt.number == attempt:
         for peer, missed in waiting.items():
             swarm.forget_said(peer.peer_id)
-            say_alive(swarm, peer, missed)
+            send_heartbeat(swarm, peer, missed)
         swarm.wait(min(ALIVE_S, end_s - swarm.now_s))
 
 
@@ -97,10 +98,10 @@ def test_a_replica_that_stops_in_a_step_is_done_without(
     hold_up(swarm, other, LOAD_S - 3, [a, b])
     assert not swarm.idlers(), "nothing is known yet of how long a microbatch takes"
     hold_up(swarm, other, 6, [a, b])
-    (told,) = swarm.idlers().values()
-    assert kinds_in(told) == [Kind.PEER_SUSPENDED, Kind.LATE_STEP]
-    assert 60 <= (told.parts[0].amount or 0) < 70
-    assert told.parts[0].step == 1
+    (idle,) = swarm.idlers().values()
+    assert kinds_in(idle) == [Kind.PEER_SUSPENDED, Kind.LATE_STEP]
+    assert 60 <= (idle.parts[0].amount or 0) < 70
+    assert idle.parts[0].step == 1
     assert finished_without(swarm, other)
     assert swarm.num_rollbacks == 0
 
@@ -127,12 +128,12 @@ def test_who_gets_on_with_it_is_not_late_and_nobody_gets_on_for_ever(
     assert step is not None
     share = step.share(1, 1)
     for parts_begun in range(1, PARTS * share + 1):
-        say_alive(swarm, other, parts_begun=parts_begun)
+        send_heartbeat(swarm, other, parts_begun=parts_begun)
         hold_up_but(swarm, LOAD_S - 3, [a, b], other)
         assert not swarm.idlers()
     for parts_begun in range(1000, 1030):
         if not swarm.idlers():
-            say_alive(swarm, other, parts_begun=parts_begun)
+            send_heartbeat(swarm, other, parts_begun=parts_begun)
             hold_up_but(swarm, 3, [a, b], other)
     assert swarm.idlers().keys() == {"other"}, "there are no more parts than those of its share"
 
@@ -214,7 +215,7 @@ def test_a_step_in_which_the_coordinator_stood_still_makes_nobody_late(
 HONEST, LIAR = ["a", "b"], "other"
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=draws(100), suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.tuples(st.sets(st.sampled_from([*HONEST, LIAR])), st.integers(0, 1 << 31)),
@@ -237,7 +238,7 @@ def test_whatever_a_peer_says_while_it_does_nothing_it_is_the_one_to_go(
         if swarm.idlers() or swarm.now_s > end_s:
             break
         swarm.forget_said(liar.peer_id)
-        say_alive(swarm, liar, [peer for peer in peers if peer.peer_id in names], parts_begun)
+        send_heartbeat(swarm, liar, [peer for peer in peers if peer.peer_id in names], parts_begun)
         stand_by(swarm, ALIVE_S, {peer: [liar] for peer in honest})
     assert swarm.idlers().keys() == {LIAR}
     assert finished_without(swarm, liar)
@@ -257,9 +258,9 @@ def test_a_replica_that_never_writes_its_stage_down_is_done_without(
     swarm.wait(LOAD_S - 2)
     assert swarm.run().phase is RunPhase.EXPORTING
     swarm.wait(4)
-    (told,) = swarm.idlers().values()
-    assert kinds_in(told) == [Kind.PEER_SUSPENDED, Kind.LATE_EXPORT]
-    assert 60 <= (told.parts[0].amount or 0) < 70
+    (idle,) = swarm.idlers().values()
+    assert kinds_in(idle) == [Kind.PEER_SUSPENDED, Kind.LATE_EXPORT]
+    assert 60 <= (idle.parts[0].amount or 0) < 70
     assert finished_without(swarm, other)
     assert b.exported
 
@@ -270,12 +271,12 @@ def test_the_only_host_of_a_result_may_take_long(
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.EXPORTING)
-    said = [one for one in swarm.pending if one[0] == b.peer_id]
+    messages = [one for one in swarm.pending if one[0] == b.peer_id]
     swarm.forget_said(b.peer_id)
     swarm.settle()
     swarm.wait(20 * LOAD_S)
     assert swarm.run().phase is RunPhase.EXPORTING
-    swarm.pending.extend(said)
+    swarm.pending.extend(messages)
     assert finished_without(swarm)
 
 
@@ -348,9 +349,9 @@ def test_a_newcomer_that_never_has_its_state_is_let_go_in_one_attempt(
     assert joined.run().listeners == ("newcomer",)
     assert joined.run().attempt.number == run.attempt.number, "it disturbed nobody"
     train_on(joined, 10, until=lambda: not joined.run().listeners)
-    (told,) = joined.idlers().values()
-    assert kinds_in(told) == [Kind.SUSPENDED_FROM_RUN, Kind.LATE_STATE]
-    assert 60 <= (told.parts[0].amount or 0) < 70
+    (idle,) = joined.idlers().values()
+    assert kinds_in(idle) == [Kind.SUSPENDED_FROM_RUN, Kind.LATE_STATE]
+    assert 60 <= (idle.parts[0].amount or 0) < 70
     commit(joined, len(joined.history[RUN]) + 3)
     assert not joined.state.standings, "nobody else took the state over"
     assert joined.run().attempt.number == run.attempt.number + 1

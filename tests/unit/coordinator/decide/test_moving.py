@@ -491,16 +491,16 @@ def test_whatever_happens_each_step_counts_once(make_spec: MakeSpec, seed: int) 
 
 
 def trouble(swarm: Swarm, peers: list[Worker], away: list[Worker], random: Random) -> None:
-    what, here = random.random(), [peer for peer in peers if peer not in away]
+    what, present = random.random(), [peer for peer in peers if peer not in away]
     if what < 0.3:
         random.choice(peers).block_s = random.choice((FAST_S / 4, FAST_S, SLOW_S))
-    elif what < 0.35 and len(here) > 2:
-        away.append(random.choice(here))
+    elif what < 0.35 and len(present) > 2:
+        away.append(random.choice(present))
         swarm.lose(away[-1])
     elif what < 0.5 and away:
         swarm.join(away.pop(0))
     elif what < 0.53:
         swarm.restart()
-        swarm.join(*here)
+        swarm.join(*present)
     else:
         swarm.wait(random.choice((0.5, 1.0, 2.0)))

@@ -83,8 +83,8 @@ def test_a_replica_goes_to_a_run_that_waits_when_its_step_ends(
     swarm.settle_until(lambda: swarm.run(SECOND).committed_steps)
     assert swarm.run().committed_steps > committed
     assert swarm.num_rollbacks == 0
-    (gone,) = (peer for peer, message in swarm.said(Release) if message.run_id == RUN)
-    assert swarm.run(SECOND).peers == (gone,)
+    (released,) = (peer for peer, message in swarm.said(Release) if message.run_id == RUN)
+    assert swarm.run(SECOND).peers == (released,)
     swarm.settle()
     assert swarm.run().phase is swarm.run(SECOND).phase is RunPhase.FINISHED
 

@@ -90,7 +90,7 @@ def reasons_of(swarm: Swarm, kind: EventKind) -> list[Reason | None]:
     return [e.reason for e in swarm.effects if isinstance(e, EmitEvent) and e.kind is kind]
 
 
-def forget_what_was_said(swarm: Swarm) -> None:
+def clear_messages(swarm: Swarm) -> None:
     swarm.effects.clear()
 
 
@@ -105,8 +105,8 @@ def test_a_stage_lies_with_who_saved_it_and_with_others_that_do_not_host_it(
         assert own in having
         assert len(having) == 1 + NUM_KEEPERS
         assert having <= {own, host, "c", "d"}
-    told = [peer for peer, _ in swarm.said(KeepShard)]
-    assert {"c", "d"} <= set(told), "room is shared out"
+    keepers = [peer for peer, _ in swarm.said(KeepShard)]
+    assert {"c", "d"} <= set(keepers), "room is shared out"
     for peer in (a, b, c, d):
         shards = {f"{one.layers}" for one in stages_of(swarm) if peer.peer_id in one.keepers}
         assert shards == {str(name.layers) for name in peer.kept}, "what it says it has it has"
@@ -122,8 +122,8 @@ def test_replicas_and_peers_on_probation_and_without_room_keep_nothing(
     swarm.submit(make_spec(num_steps=5, save_steps=2))
     until_commits(swarm, 4)
     assert keepers_of(swarm)["2-4"] == {"b", "a", "c"}
-    asked = {peer for peer, _ in swarm.said(KeepShard)}
-    assert asked.isdisjoint({"probation", "full"})
+    keepers = {peer for peer, _ in swarm.said(KeepShard)}
+    assert keepers.isdisjoint({"probation", "full"})
 
 
 def test_room_that_is_promised_is_not_promised_again(
@@ -157,11 +157,11 @@ def test_what_nobody_else_can_keep_is_with_who_saved_it(
     swarm.submit(make_spec(num_steps=9, save_steps=2))
     until_kept(swarm, 2)
     assert keepers_of(swarm) == {"0-2": {"a"}, "2-4": {"b"}}
-    kept = dict(b.kept)
+    shards = dict(b.kept)
     swarm.lose(b)
     swarm.wait(GRACE_S)
     b.forget()
-    b.kept = kept  # a process that starts again finds them on its disk
+    b.kept = shards  # a process that starts again finds them on its disk
     swarm.join(b)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -197,8 +197,8 @@ def test_a_leaver_that_nobody_has_room_for_is_told_what_is_lost(
     swarm.would_leave(b)
     swarm.settle()
     swarm.wait(5.0)
-    told = [progress.reason for peer, progress in swarm.said(Progress) if peer == "b"]
-    risks = [one for one in told if one and one.kind is Kind.STEPS_AT_RISK and one.amount == 4]
+    reasons = [progress.reason for peer, progress in swarm.said(Progress) if peer == "b"]
+    risks = [one for one in reasons if one and one.kind is Kind.STEPS_AT_RISK and one.amount == 4]
     no_room = reason(Kind.NO_KEEPER, layers="2-4", amount=1)
     assert any(no_room in all_parts(one) for one in risks)
 
@@ -246,13 +246,13 @@ def test_a_lost_stage_begins_from_what_is_kept_by_those_who_are_there(
     swarm.lose(b)
     swarm.wait(GRACE_S)
     assert swarm.run().committed_steps == 4
-    forget_what_was_said(swarm)
+    clear_messages(swarm)
     newcomer = make_peer("newcomer", "2-4")
     swarm.join(newcomer)
     assigns = dict(swarm.said(Assign))
-    told: ToPeer = assigns[PeerId("newcomer")]
-    assert isinstance(told, Assign)
-    assert {str(s.layers): set(s.keepers) for s in told.saved} == {
+    assign: ToPeer = assigns[PeerId("newcomer")]
+    assert isinstance(assign, Assign)
+    assert {str(s.layers): set(s.keepers) for s in assign.saved} == {
         "0-2": {"a", "c"},
         "2-4": {"a", "c"},
     }
@@ -282,9 +282,9 @@ def test_keepers_that_are_away_are_waited_for_before_a_run_goes_further_back(
     assert swarm.run().phase is RunPhase.WAITING
     waits = part_of(swarm.run().detail, Kind.AWAITS_KEEPERS)
     assert (waits.layers, waits.step) == (ranges_of("0-2, 2-4"), 4)
-    kept = dict(a.kept)
+    shards = dict(a.kept)
     a.forget()
-    a.kept = kept  # a process that starts again finds them on its disk
+    a.kept = shards  # a process that starts again finds them on its disk
     swarm.join(a)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -357,8 +357,8 @@ def test_who_alone_keeps_a_stage_goes_once_another_does(
     swarm.deafen(d)
     swarm.would_leave(c)
     swarm.wait(2.0)
-    told = [progress.reason for peer, progress in swarm.said(Progress) if peer == "c"]
-    assert told[-1] == reason(Kind.KEEPERS_COPY, layers="2-4", run_id=RUN)
+    reasons = [progress.reason for peer, progress in swarm.said(Progress) if peer == "c"]
+    assert reasons[-1] == reason(Kind.KEEPERS_COPY, layers="2-4", run_id=RUN)
     assert not swarm.may_go(c)
     swarm.lose(d)
     swarm.join(d)
@@ -387,8 +387,8 @@ def test_what_is_of_no_use_is_let_go_of(
     swarm = keeping(a, b, c)
     swarm.submit(make_spec(num_steps=9, save_steps=2, save_total_limit=1))
     until_commits(swarm, 8)
-    (kept,) = [snapshot.step for snapshot in swarm.run().past.snapshots]
-    assert {name.step for peer in (a, b, c) for name in peer.kept} <= {kept, 8}
+    (step,) = [snapshot.step for snapshot in swarm.run().past.snapshots]
+    assert {name.step for peer in (a, b, c) for name in peer.kept} <= {step, 8}
     old = next(iter(c.kept.values()))
     swarm.lose(c)
     swarm.settle()
@@ -411,9 +411,9 @@ def test_nobody_counts_as_a_keeper_that_was_not_asked_nor_ends_what_others_keep(
     snapshot = swarm.run().past.snapshot
     assert snapshot is not None
     for shard in [snapshot.shard(RUN, stage) for stage in snapshot.stages]:
-        for said in (shard, KeptShard(name=shard.name, digest=b"x" * 16)):
-            swarm.handle(PeerSaid(PeerId("d"), ShardKept(said)))
-            swarm.handle(PeerSaid(PeerId("d"), ShardLost(shard=said, reason="mischief")))
+        for claimed in (shard, KeptShard(name=shard.name, digest=b"x" * 16)):
+            swarm.handle(PeerSaid(PeerId("d"), ShardKept(claimed)))
+            swarm.handle(PeerSaid(PeerId("d"), ShardLost(shard=claimed, reason="mischief")))
     unknown = replace(shard, name=replace(shard.name, run_id=RunId("unknown")))
     assert swarm.handle(PeerSaid(PeerId("d"), ShardLost(shard=unknown, reason="mischief"))) == []
     assert keepers_of(swarm) == before

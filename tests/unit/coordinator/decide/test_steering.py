@@ -57,8 +57,8 @@ def test_a_paused_run_finishes_its_step_and_plans_no_other(trained: Swarm) -> No
     run = trained.run()
     assert (run.phase, run.committed_steps, run.step) == (RunPhase.TRAINING, AFTER + 1, None)
     assert run.detail == reason(Kind.PAUSED, step=AFTER + 1)
-    (told,) = reasons_of(trained, EventKind.RUN_PAUSED)
-    assert told == reason(Kind.PAUSE_REQUESTED, step=AFTER, actor=Actor.CLIENT)
+    (found_reason,) = reasons_of(trained, EventKind.RUN_PAUSED)
+    assert found_reason == reason(Kind.PAUSE_REQUESTED, step=AFTER, actor=Actor.CLIENT)
     (shown,) = overview(trained.state).runs
     assert shown.is_paused
     assert shown.eta_s is None
@@ -172,8 +172,8 @@ def test_another_learning_rate_holds_from_the_next_step_on(trained: Swarm) -> No
     assert rates(trained) == [0.5] * (AFTER + 1) + [0.25] * (STEPS - AFTER - 1)
     commits = {commit.step: commit.learning_rate for _, commit in trained.said(CommitStep)}
     assert commits[StepNumber(AFTER + 1)] == 0.25
-    (told,) = reasons_of(trained, EventKind.RUN_STEERED)
-    assert told == reason(
+    (found_reason,) = reasons_of(trained, EventKind.RUN_STEERED)
+    assert found_reason == reason(
         Kind.RATE_CHANGED, step=AFTER + 1, value=0.25, value_before=0.5, actor=Actor.CLIENT
     )
 
@@ -230,9 +230,9 @@ def test_readers_of_a_run_get_each_request_with_its_actor(
     trained.handle(RunPaused(RUN, Actor.OPERATOR))
     trained.handle(RateChanged(RUN, 0.25, Actor.OPERATOR))
     trained.handle(RunResumed(RUN, Actor.OWNER))
-    told = status_of(trained.run()).steered
+    steered = status_of(trained.run()).steered
     by_operator = "by the swarm's operator on the coordinator's page"
-    assert [(one.number, one.kind, one.actor, one.step, one.words) for one in told] == [
+    assert [(one.number, one.kind, one.actor, one.step, one.words) for one in steered] == [
         (
             1,
             EventKind.RUN_PAUSED,
@@ -250,7 +250,7 @@ def test_readers_of_a_run_get_each_request_with_its_actor(
         (3, EventKind.RUN_RESUMED, Actor.OWNER, AFTER, "resumed by the run's owner"),
     ]
     trained.restart()
-    assert status_of(trained.run()).steered == told
+    assert status_of(trained.run()).steered == steered
 
 
 def test_a_run_remembers_its_newest_requests(trained: Swarm) -> None:
@@ -288,8 +288,8 @@ def planned(swarm: Swarm) -> dict[int, Codecs | None]:
 def test_plans_name_other_codecs_from_the_next_step_on(trained: Swarm) -> None:
     trained.handle(CodecsChanged(RUN, LESS))
     before = trained.run().spec.train.codecs
-    (told,) = reasons_of(trained, EventKind.RUN_STEERED)
-    assert told == reason(
+    (found_reason,) = reasons_of(trained, EventKind.RUN_STEERED)
+    assert found_reason == reason(
         Kind.CODECS_CHANGED,
         step=AFTER + 1,
         text=str(LESS),
@@ -376,7 +376,7 @@ def test_codecs_of_a_run_that_is_over_are_changed_no_more(trained: Swarm) -> Non
 # ---- codecs that follow a quality
 
 
-ASKS = {"num_steps": STEPS, "quality": 0.01, **USUAL_CODECS}
+QUALITY_OPTIONS = {"num_steps": STEPS, "quality": 0.01, **USUAL_CODECS}
 
 
 @pytest.fixture
@@ -399,13 +399,13 @@ def goes_back(swarm: Swarm, lost: FakePeer, newcomer: FakePeer, to_step: int) ->
 def test_codecs_of_steps_before_the_oldest_snapshot_are_forgotten(
     measured: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, newcomer: FakePeer
 ) -> None:
-    measured.submit(make_spec(**ASKS, save_steps=3, save_total_limit=1))
+    measured.submit(make_spec(**QUALITY_OPTIONS, save_steps=3, save_total_limit=1))
     measured.join(a, b)
     measured.settle_until(lambda: measured.run().committed_steps == STEPS - 1)
     before = planned(measured)
     assert len({*map(str, before.values())}) > 2, "it changes all the time"
-    kept = [change.first_step for change in measured.run().steering.codecs]
-    assert kept == [6, 7, 8], "the last snapshot is of step 6"
+    first_steps = [change.first_step for change in measured.run().steering.codecs]
+    assert first_steps == [6, 7, 8], "the last snapshot is of step 6"
     goes_back(measured, b, newcomer, to_step=6)
     measured.settle()
     assert measured.run().phase is RunPhase.FINISHED
@@ -415,7 +415,7 @@ def test_codecs_of_steps_before_the_oldest_snapshot_are_forgotten(
 def test_a_run_that_begins_anew_is_measured_anew(
     measured: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, newcomer: FakePeer
 ) -> None:
-    measured.submit(make_spec(**ASKS))
+    measured.submit(make_spec(**QUALITY_OPTIONS))
     measured.join(a, b)
     measured.settle_until(lambda: measured.run().committed_steps == STEPS - 1)
     before, quality = planned(measured), measured.run().quality

@@ -86,7 +86,7 @@ def replicas_used(swarm: Swarm, step: int) -> set[int]:
     return {batch.replica_at(1) for batch in plan.microbatches}
 
 
-def told(swarm: Swarm) -> list[Reason]:
+def reasons_of(swarm: Swarm) -> list[Reason]:
     return swarm.reasons()
 
 
@@ -124,7 +124,7 @@ def test_people_are_told_who_joins_and_who_has_caught_up(
     listened: Swarm, newcomer: FakePeer
 ) -> None:
     joins = reason(Kind.JOINING_STAGE, "newcomer", layers="2-4")
-    assert joins in told(listened)
+    assert joins in reasons_of(listened)
     assert listened.run().detail == joins
     assert status_of(listened.run()).joining == ("newcomer",)
     listened.say(newcomer, newcomer.caught_up())
@@ -237,7 +237,7 @@ def test_a_listener_that_dies_costs_an_attempt_and_is_named(
 ) -> None:
     listened.lose(newcomer)
     parts = reason(Kind.PEER_DISCONNECTED), reason(Kind.WAS_JOINING)
-    assert reason(Kind.PEER_LOST, "newcomer", layers="2-4", parts=parts) in told(listened)
+    assert reason(Kind.PEER_LOST, "newcomer", layers="2-4", parts=parts) in reasons_of(listened)
     assert learners(listened) == []
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
@@ -278,8 +278,10 @@ def test_who_does_not_take_over_has_nothing_to_say_of_it(
     listened: Swarm, peers: tuple[FakePeer, FakePeer]
 ) -> None:
     run = listened.run()
-    said = CaughtUp(run_id=run.run_id, attempt=run.attempt.number, state_bytes=7, proof=bytes(16))
-    assert listened.say(peers[1], said) == []
+    caught_up = CaughtUp(
+        run_id=run.run_id, attempt=run.attempt.number, state_bytes=7, proof=bytes(16)
+    )
+    assert listened.say(peers[1], caught_up) == []
     assert listened.run().attempt.caught_up == frozenset()
     assert listened.run().measured.state_bytes == 0
 
@@ -321,7 +323,7 @@ def test_who_cannot_show_the_state_that_it_says_it_took_is_no_replica(
     suspended = reason(Kind.PEER_SUSPENDED, amount=30.0, parts=(wrong.of(RUN),))
     assert listened.idlers() == {"newcomer": suspended}
     parts = wrong, reason(Kind.WAS_JOINING)
-    assert reason(Kind.PEER_LOST, "newcomer", layers="2-4", parts=parts) in told(listened)
+    assert reason(Kind.PEER_LOST, "newcomer", layers="2-4", parts=parts) in reasons_of(listened)
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
     assert listened.run().peers == ("a", "b")
@@ -348,8 +350,8 @@ def test_who_comes_and_says_that_it_holds_the_last_commit_takes_it_over_all_the_
     swarm.say(peers[0], peers[0].failed("unavailable"))
     swarm.pending.clear()
     swarm.connected[newcomer.peer_id] = newcomer
-    held = peers[1].hello().held
-    swarm.handle(PeerJoined(replace(newcomer.hello(), held=held)))
+    stages = peers[1].hello().held
+    swarm.handle(PeerJoined(replace(newcomer.hello(), held=stages)))
     swarm.wait(RETRY_S)
     assert learners(swarm) == [("newcomer", 2, ("b",))]
     until_commits(swarm, 4)
@@ -385,8 +387,8 @@ def test_where_tied_embeddings_are_synchronised_all_wait_for_the_newcomer(
     assert swarm.run().listeners == ()
     newcomer.is_slow_to_take = False
     (take,) = (take for _, take in swarm.said(CatchUp))
-    for said in newcomer.hear(take):
-        swarm.say(newcomer, said)
+    for reply in newcomer.hear(take):
+        swarm.say(newcomer, reply)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert all(not plan.listeners for _, plan in swarm.said(PlanStep))

@@ -54,7 +54,7 @@ def swarm(request: pytest.FixtureRequest) -> Swarm:
     """Peers and waiting jobs, at rest."""
     swarm = busy_swarm(NUM_PEERS, NUM_JOBS, request.param, limit_s=60.0)
     swarm.begin_training()
-    swarm.hear_of_all()
+    swarm.set_heartbeats()
     for _ in range(3):
         swarm.decide(Tick(), TICK_S)
     return swarm
@@ -100,14 +100,14 @@ def test_a_commit_divides_at_most_once(counts: Counts) -> None:
     found: Counter[str] = Counter()
     for step in range(3):
         for peer in run.peers:
-            said = StepReady(
+            ready = StepReady(
                 run_id=run.run_id,
                 attempt=run.attempt.number,
                 step=StepNumber(step),
                 squared_grad_norm=1.0,
                 compute_s=0.0,
             )
-            found = counts(swarm, PeerSaid(peer, said))
+            found = counts(swarm, PeerSaid(peer, ready))
         assert swarm.state.runs[run.run_id].committed_steps == step + 1
         assert found["divided"] <= 1
     assert not found, "after the first step commits change nothing that a division depends on"

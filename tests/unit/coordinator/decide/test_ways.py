@@ -91,7 +91,7 @@ def test_no_word_about_ways_ends_a_run_or_changes_what_it_learns(
     swarm, names = make_swarm(), "abcdef"
     pairs = st.sampled_from(list(combinations(names, 2)))
     homes = st.builds(NatInfo, house=st.sampled_from("xy"), is_open=st.booleans())
-    told = st.builds(
+    connectivity = st.builds(
         Connectivity,
         homes=st.dictionaries(st.sampled_from([*names, "stranger"]), homes),
         met=st.dictionaries(pairs, st.sampled_from(list(Way))),
@@ -99,10 +99,10 @@ def test_no_word_about_ways_ends_a_run_or_changes_what_it_learns(
     swarm.submit(make_spec())
     for name in names:
         swarm.join(make_peer(name, "auto"))
-        swarm.handle(Tick(data.draw(told)))
+        swarm.handle(Tick(data.draw(connectivity)))
     swarm.wait(SETTLE_S)
     while swarm.pending:
         swarm.step()
-        swarm.handle(Tick(data.draw(told)))
+        swarm.handle(Tick(data.draw(connectivity)))
     assert swarm.run().phase is RunPhase.FINISHED
     assert sorted("".join(pipeline(swarm))) == list(names)

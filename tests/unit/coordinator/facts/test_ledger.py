@@ -14,6 +14,7 @@ from swarm_ft.ids import BlockIndex, PeerId, SampleId
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.messages.reports import SampleSet
 from swarm_ft.protocol.spec.layers import LayerRange
+from tests.draws import draws
 
 NUM_SAMPLES = 2 * CHUNK_SAMPLES + 9
 A, A2, B, B2, C = (PeerId(name) for name in ("a", "a2", "b", "b2", "c"))
@@ -74,9 +75,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(peer=st.sampled_from([A, B, C, PeerId("stranger")]), samples=samples_drawn)
     def come_back(self, peer: PeerId, samples: list[SampleId]) -> None:
-        held = {BOUNDARIES[1 if peer != A else 0]: SampleSet.of(samples)}
-        self._becomes(self.ledger.with_inventory(peer, held))
-        self._forget(peer, lambda where, sample: where not in held or sample not in samples)
+        inventory = {BOUNDARIES[1 if peer != A else 0]: SampleSet.of(samples)}
+        self._becomes(self.ledger.with_inventory(peer, inventory))
+        self._forget(peer, lambda where, sample: where not in inventory or sample not in samples)
 
     def _forget(self, peer: PeerId, is_gone: Callable[[BlockIndex, SampleId], bool]) -> None:
         self.model = {
@@ -113,7 +114,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 LedgerMachine.TestCase.settings = settings(
-    derandomize=True, max_examples=60, stateful_step_count=20, deadline=None
+    derandomize=True, max_examples=draws(60), stateful_step_count=20, deadline=None
 )
 TestLedgerAgainstADictionary = LedgerMachine.TestCase
 
@@ -171,5 +172,5 @@ def test_other_boundaries_are_another_ledger(ledger: Ledger) -> None:
 def test_nothing_changes_where_nobody_lost_anything(ledger: Ledger) -> None:
     before = ledger.after({SampleId(0): (A, B, C)})
     assert before.without(A2, BOUNDARIES[0], SampleSet.of([SampleId(0)])) == before
-    held = SampleSet.of([SampleId(0), SampleId(5)])
-    assert before.with_inventory(A, {BOUNDARIES[0]: held}) is before
+    samples = SampleSet.of([SampleId(0), SampleId(5)])
+    assert before.with_inventory(A, {BOUNDARIES[0]: samples}) is before

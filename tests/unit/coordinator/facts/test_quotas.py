@@ -60,9 +60,9 @@ def test_what_is_taken_in_keeps_to_all_bounds(
     job: Upload,
 ) -> None:
     known = [runs[kind] for kind in chosen]
-    kept = [(r.owner, SIZES[n]) for r, (_, phase, n) in zip(known, chosen, strict=True)
+    counted = [(r.owner, SIZES[n]) for r, (_, phase, n) in zip(known, chosen, strict=True)
             if phase <= RunPhase.FINISHED]  # fmt: skip
-    all_of = [*kept, *((one.owner, one.num_bytes) for one in (*under_way, job))]
+    all_of = [*counted, *((one.owner, one.num_bytes) for one in (*under_way, job))]
     own = sum(size for owner, size in all_of if owner == job.owner)
     queued = sum(r.owner == job.owner and r.phase < RunPhase.LOADING for r in known)
     queued += sum(one.owner == job.owner for one in (*under_way, job))

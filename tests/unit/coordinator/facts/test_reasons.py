@@ -32,9 +32,9 @@ def test_a_limit_depends_on_kind_and_step_alone() -> None:
 
 def test_the_gist_has_neither_numbers_nor_texts_at_any_depth() -> None:
     cause = reason(Kind.PEER_ERROR, "b", code="internal", text="disk full", run_id=RunId("r"))
-    told = reason(Kind.FAILED_TOO_OFTEN, amount=3.0, value=2.5, num_more=1, parts=(cause,))
+    expected = reason(Kind.FAILED_TOO_OFTEN, amount=3.0, value=2.5, num_more=1, parts=(cause,))
     bare = reason(Kind.PEER_ERROR, "b", code="internal", run_id=RunId("r"))
-    assert told.gist == reason(Kind.FAILED_TOO_OFTEN, parts=(bare,))
+    assert expected.gist == reason(Kind.FAILED_TOO_OFTEN, parts=(bare,))
 
 
 def test_one_of_several_is_itself() -> None:

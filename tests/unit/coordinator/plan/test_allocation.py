@@ -20,6 +20,7 @@ from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerHello
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.protocol.spec.priority import Claim
+from tests.draws import draws
 from tests.unit.coordinator.conftest import _spec as make_spec
 
 LATER_S = 1000.0
@@ -61,7 +62,7 @@ def on_its_way(state: SwarmState, run: Run, able: SwarmState) -> SwarmState:
     return state.with_run(replace(run, attempt=attempt, phase=RunPhase.TRAINING))
 
 
-def told(sharing: Allocation) -> dict[str, str]:
+def texts_of(sharing: Allocation) -> dict[str, str]:
     return {run: " ".join(sorted(peers)) for run, peers in sharing.members.items()}
 
 
@@ -103,29 +104,35 @@ def test_keys_of_one_invitation_share_its_claim() -> None:
     for run, peer in zip(runs, ("p0", "p1"), strict=False):
         state = begun(state, run, [peer])
     state = state.with_run(replace(waiting("b", "bob"), claim=Claim("of one", 1)))
-    sharing = told(allocate_members(state, LATER_S))
+    sharing = texts_of(allocate_members(state, LATER_S))
     assert sharing == {"a0": "p0", "a1": "p1", "a2": "", "b": "p2"}
 
 
 def test_a_run_that_waits_for_what_nobody_has_holds_back_nobody() -> None:
     members = [member("p0", "0-4"), member("p1", "0-2")]
     runs = waiting("large", "ann", num_blocks=8), waiting("b", "bob")
-    assert told(allocate_members(swarm(runs, members), LATER_S)) == {"large": "", "b": "p0"}
+    assert texts_of(allocate_members(swarm(runs, members), LATER_S)) == {"large": "", "b": "p0"}
 
 
 def test_runs_of_one_owner_begin_as_they_came_unless_their_priority_says_otherwise() -> None:
     members = [member("p0", "0-4")]
     first, second = waiting("1", "ann"), waiting("2", "ann")
-    assert told(allocate_members(swarm([first, second], members), LATER_S)) == {"1": "p0", "2": ""}
+    assert texts_of(allocate_members(swarm([first, second], members), LATER_S)) == {
+        "1": "p0",
+        "2": "",
+    }
     second = replace(second, priority=4)
-    assert told(allocate_members(swarm([first, second], members), LATER_S)) == {"1": "", "2": "p0"}
+    assert texts_of(allocate_members(swarm([first, second], members), LATER_S)) == {
+        "1": "",
+        "2": "p0",
+    }
 
 
 def test_of_owners_the_one_who_has_less_comes_first() -> None:
     runs = waiting("1", "ann"), waiting("2", "ann"), waiting("3", "bob")
     state = swarm(runs, [member("p0", "0-4"), member("p1", "0-4")])
     state = begun(state, runs[0], ["p0"])
-    assert told(allocate_members(state, LATER_S)) == {"1": "p0", "2": "", "3": "p1"}
+    assert texts_of(allocate_members(state, LATER_S)) == {"1": "p0", "2": "", "3": "p1"}
 
 
 def test_a_run_takes_no_more_memory_than_it_needs() -> None:
@@ -135,7 +142,7 @@ def test_a_run_takes_no_more_memory_than_it_needs() -> None:
     )
     runs = waiting("small", "ann"), waiting("large", "bob", num_blocks=8)
     members = [member("much", memory_bytes=2 * large), member("little", memory_bytes=small)]
-    assert told(allocate_members(swarm(runs, members), LATER_S)) == {
+    assert texts_of(allocate_members(swarm(runs, members), LATER_S)) == {
         "small": "little",
         "large": "much",
     }
@@ -173,7 +180,7 @@ def test_who_comes_helps_whoever_has_less() -> None:
     members = [member(f"p{i}", "0-4") for i in range(4)]
     state = begun(swarm(runs, members), runs[0], ["p0", "p1"])
     state = begun(state, runs[1], ["p2"])
-    assert told(allocate_members(state, LATER_S)) == {"a": "p0 p1", "b": "p2 p3"}
+    assert texts_of(allocate_members(state, LATER_S)) == {"a": "p0 p1", "b": "p2 p3"}
 
 
 # ---- what always holds
@@ -223,7 +230,7 @@ def drawn(seed: int) -> SwarmState:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 def test_nobody_works_for_two_and_who_trains_keeps_what_it_needs(seed: int) -> None:
     state = drawn(seed)
     sharing = allocate_members(state, LATER_S)
@@ -239,7 +246,7 @@ def test_nobody_works_for_two_and_who_trains_keeps_what_it_needs(seed: int) -> N
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @example(1823)
 @example(3368)
 def test_all_who_can_help_somebody_are_used(seed: int) -> None:
@@ -269,7 +276,7 @@ def test_all_who_can_help_somebody_are_used(seed: int) -> None:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 def test_nobody_starves(seed: int) -> None:
     """Check that a run that needs all peers begins, though small runs come all the time."""
     rng, whole = Random(seed), make_spec(num_blocks=6)
@@ -304,5 +311,5 @@ def test_of_those_that_serve_none_is_left_that_is_not_needed(needed: set[int], s
     peers = [PeerId(str(i)) for i in range(41)]
     Random(seed).shuffle(peers)
     wanted = {PeerId(str(i)) for i in needed}
-    kept = smallest_serving(peers, lambda some: wanted <= set(some))
-    assert set(kept) == wanted or (not wanted and len(kept) == 1)
+    smallest = smallest_serving(peers, lambda some: wanted <= set(some))
+    assert set(smallest) == wanted or (not wanted and len(smallest) == 1)

@@ -75,9 +75,9 @@ def test_a_commit_tells_who_holds_what(
     begun(swarm, spec, (a, b))
     assert set(pairs(swarm)) == {(None, None)}
     train_until(swarm, 3)
-    held = {sample for sample in range(64) if pair(swarm, sample) == ("a", "b")}
-    assert held == a.buffers[BOUNDARY] == b.buffers[BOUNDARY]
-    assert len(held) == 12
+    samples = {sample for sample in range(64) if pair(swarm, sample) == ("a", "b")}
+    assert samples == a.buffers[BOUNDARY] == b.buffers[BOUNDARY]
+    assert len(samples) == 12
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,15 @@ def test_an_inventory_takes_out_what_is_not_there_and_adds_nothing(
 ) -> None:
     begun(swarm, spec, (a, b))
     train_until(swarm, 3)
-    kept = sorted(b.buffers[BOUNDARY])[:5]
+    samples = sorted(b.buffers[BOUNDARY])[:5]
     strange = min(set(map(SampleId, range(64))) - b.buffers[BOUNDARY])
     swarm.lose(b)
-    b.buffers[BOUNDARY] = {*kept, strange}
+    b.buffers[BOUNDARY] = {*samples, strange}
     before = pairs(swarm)
     assert {pair for pair in before if None not in pair} == {("a", "b")}
     swarm.join(b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
-    assert [sample for sample in range(64) if pair(swarm, sample) == ("a", "b")] == kept
+    assert [sample for sample in range(64) if pair(swarm, sample) == ("a", "b")] == samples
     assert pair(swarm, strange) == (None, None)
     assert all(now[0] == then[0] for now, then in zip(pairs(swarm), before, strict=True))
 
@@ -209,7 +209,7 @@ def test_who_goes_back_to_a_snapshot_keeps_what_is_known(
 
 
 @pytest.mark.parametrize(
-    ("held", "kind"),
+    ("buffers", "kind"),
     [
         (HeldBuffers(boundary=BlockIndex(3)), Kind.INVALID_BOUNDARY),
         (
@@ -219,16 +219,16 @@ def test_who_goes_back_to_a_snapshot_keeps_what_is_known(
     ],
 )
 def test_who_tells_of_buffers_that_cannot_be_is_sent_away(
-    swarm: Swarm, spec: RunSpec, replicas: list[FakePeer], held: HeldBuffers, kind: Kind
+    swarm: Swarm, spec: RunSpec, replicas: list[FakePeer], buffers: HeldBuffers, kind: Kind
 ) -> None:
     begun(swarm, spec, replicas)
     train_until(swarm, 2)
     liar = replicas[3]
     attempt, step = swarm.run().attempt.number, swarm.run().committed_steps
-    swarm.say(liar, replace(liar.step_ready(step), lost=(held,)))
+    swarm.say(liar, replace(liar.step_ready(step), lost=(buffers,)))
     assert swarm.dismissals() == {"b2": "malformed-message"}
     assert swarm.run().attempt.number == attempt + 1
-    assert any(kind in kinds_in(told) for told in swarm.reasons())
+    assert any(kind in kinds_in(reason) for reason in swarm.reasons())
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
 

@@ -19,6 +19,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
+from tests.draws import draws
 from tests.specs import train_spec
 from tests.unit.coordinator.conftest import MakeSpec
 
@@ -52,7 +53,7 @@ def test_without_replicas_microbatches_are_in_the_order_of_the_data(train: MakeT
 
 @settings(
     derandomize=True,
-    max_examples=100,
+    max_examples=draws(100),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -134,9 +135,9 @@ def planned(train: MakeTrain, *sizes: int, count: int = 12, **changes: Any) -> P
     )
 
 
-def without(stages: Sequence[Stage], *gone: PeerId) -> list[Stage]:
+def without(stages: Sequence[Stage], *removed: PeerId) -> list[Stage]:
     return [
-        Stage(layers=stage.layers, peers=tuple(p for p in stage.peers if p not in gone))
+        Stage(layers=stage.layers, peers=tuple(p for p in stage.peers if p not in removed))
         for stage in stages
     ]
 
@@ -199,7 +200,7 @@ def test_after_a_restart_only_what_is_done_has_a_place(train: MakeTrain) -> None
 
 @settings(
     derandomize=True,
-    max_examples=200,
+    max_examples=draws(200),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -209,8 +210,8 @@ def test_whoever_goes_each_microbatch_has_one_place_at_each_stage(
 ) -> None:
     before = planned(train, *sizes, count=data.draw(st.integers(1, 8)))
     everybody = [peer for stage in before.stages for peer in stage.peers]
-    gone = data.draw(st.sets(st.sampled_from(everybody)))
-    stages = without(before.stages, *gone)
+    removed = data.draw(st.sets(st.sampled_from(everybody)))
+    stages = without(before.stages, *removed)
     if not all(stage.peers for stage in stages):
         return
     indices = st.integers(0, len(before.microbatches) - 1).map(MicrobatchIndex)
@@ -257,7 +258,7 @@ def test_who_reaches_all_leaves_to_others_whom_they_reach(train: MakeTrain) -> N
     assert routes_through(spec, stages, ways) == {(0, 1), (1, 0)}
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(derandomize=True, max_examples=draws(100), deadline=None)
 @given(st.data(), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(1, 12))
 def test_whatever_is_known_of_ways_nobodys_load_changes(
     data: st.DataObject, sizes: list[int], count: int

@@ -17,7 +17,7 @@ def saved(*cuts: tuple[int, int]) -> list[SavedStage]:
 
 
 @pytest.mark.parametrize(
-    ("own", "cuts", "given"),
+    ("own", "cuts", "expected"),
     [
         ((2, 4), [], ["2-4"]),
         ((2, 4), [(0, 2), (2, 4), (4, 6)], ["2-4"]),
@@ -27,10 +27,10 @@ def saved(*cuts: tuple[int, int]) -> list[SavedStage]:
     ],
 )
 def test_a_peer_has_keys_of_its_stage_and_of_the_saved_ones_that_have_its_layers_alone(
-    own: tuple[int, int], cuts: list[tuple[int, int]], given: list[str]
+    own: tuple[int, int], cuts: list[tuple[int, int]], expected: list[str]
 ) -> None:
     keys = stage_keys(KEY, LayerRange(*own), saved(*cuts))
-    assert sorted(map(str, keys)) == given
+    assert sorted(map(str, keys)) == expected
 
 
 def test_a_stage_has_one_key_whoever_has_it() -> None:

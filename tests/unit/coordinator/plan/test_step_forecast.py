@@ -42,16 +42,18 @@ def hosts(**layers: str) -> tuple[StageAssignment, ...]:
 
 def run_on(measured: Mapping[str, float], **layers: str) -> Run:
     """Return a run whose peers computed so many blocks per second."""
-    told = {PeerId(peer): (rate * BLOCK_FLOPS,) * 3 for peer, rate in measured.items()}
+    rates = {PeerId(peer): (rate * BLOCK_FLOPS,) * 3 for peer, rate in measured.items()}
     return Run(
         run_id=RunId("run-1"),
         spec=SPEC,
         attempt=AttemptState(assignments=hosts(**layers)),
-        measured=Measurements(flops_per_s=MappingProxyType(told)),
+        measured=Measurements(flops_per_s=MappingProxyType(rates)),
     )
 
 
-def there(*names: str, links: Mapping[tuple[str, str], LinkSpeed] | None = None) -> SwarmState:
+def placed_swarm(
+    *names: str, links: Mapping[tuple[str, str], LinkSpeed] | None = None
+) -> SwarmState:
     state = SwarmState()
     for name in names:
         to = {PeerId(b): speed for (a, b), speed in (links or {}).items() if a == name}
@@ -67,40 +69,40 @@ def seconds(rates: Rates, **layers: str) -> float:
 
 def test_one_microbatch_goes_through_all_and_the_others_follow_the_slowest() -> None:
     run = run_on({"a": 10, "b": 2}, a="0-3", b="3-6")
-    found = seconds(rates_of(there("a", "b"), run), a="0-3", b="3-6")
+    found = seconds(rates_of(placed_swarm("a", "b"), run), a="0-3", b="3-6")
     assert found == pytest.approx(3 / 10 + 3 / 2 + 3 * 3 / 2, rel=1e-2)
 
 
 def test_layers_move_with_what_they_compute() -> None:
     run = run_on({"a": 10, "b": 2}, a="0-3", b="3-6")
-    rates = rates_of(there("a", "b"), run)
+    rates = rates_of(placed_swarm("a", "b"), run)
     assert seconds(rates, a="0-5", b="5-6") == pytest.approx(5 / 10 + 1 / 2 + 3 / 2, rel=1e-2)
     assert seconds(rates, a="0-6") == pytest.approx(4 * 6 / 10, rel=1e-2)
 
 
 def test_who_showed_nothing_yet_is_as_fast_as_most() -> None:
     run = run_on({"a": 4, "b": 4}, a="0-3", b="3-6")
-    rates = rates_of(there("a", "b", "new"), run)
+    rates = rates_of(placed_swarm("a", "b", "new"), run)
     assert seconds(rates, new="0-6") == pytest.approx(seconds(rates, a="0-6"))
 
 
 def test_nobody_is_thought_faster_than_others_make_credible() -> None:
     run = run_on({"a": 1, "b": 1, "liar": 1e9}, a="0-2", b="2-4", liar="4-6")
-    rates = rates_of(there("a", "b", "liar"), run)
+    rates = rates_of(placed_swarm("a", "b", "liar"), run)
     assert rates.computes(PeerId("liar")) == pytest.approx(FASTER_AT_MOST * BLOCK_FLOPS)
 
 
 def test_a_slow_link_is_what_a_step_waits_for() -> None:
     slow = LinkSpeed(bytes_per_s=CROSSING_BYTES / 2, least_round_trip_s=0.2)
     run = run_on({"a": 1e6, "b": 1e6}, a="0-3", b="3-6")
-    rates = rates_of(there("a", "b", links={("a", "b"): slow}), run)
+    rates = rates_of(placed_swarm("a", "b", links={("a", "b"): slow}), run)
     # Forward over the link and, unmeasured, back; 2 s a microbatch at the uplink; and 0.1 s a way.
     assert seconds(rates, a="0-3", b="3-6") == pytest.approx(2 + 0.2 + 3 * 2, rel=1e-2)
     assert seconds(rates, a="0-6") < 0.1
 
 
 def test_a_cap_is_a_link_s_speed() -> None:
-    state = there("a", "b")
+    state = placed_swarm("a", "b")
     member = state.members[PeerId("a")]
     hello = replace(member.hello, max_up_bytes_per_s=CROSSING_BYTES / 1.0)
     state = state.with_member(replace(member, hello=hello))
@@ -110,7 +112,7 @@ def test_a_cap_is_a_link_s_speed() -> None:
 
 def test_replicas_share_a_step_and_pay_for_their_sum() -> None:
     run = run_on({"a": 2, "b": 2}, a="0-3", b="3-6")
-    rates = rates_of(there("a", "b"), run)
+    rates = rates_of(placed_swarm("a", "b"), run)
     summed_s = 6 * SUMMED_BYTES / UNMEASURED_BYTES_S
     expected = 6 / 2 + 3 * 6 / 4 + summed_s
     assert seconds(rates, a="0-6", b="0-6") == pytest.approx(expected, rel=1e-2)
@@ -118,12 +120,12 @@ def test_replicas_share_a_step_and_pay_for_their_sum() -> None:
 
 def test_what_replicas_sum_now_over_links_that_were_never_full_is_free() -> None:
     run = run_on({"a": 2, "b": 2}, a="0-6", b="0-6")
-    rates = rates_of(there("a", "b"), run)
+    rates = rates_of(placed_swarm("a", "b"), run)
     assert seconds(rates, a="0-6", b="0-6") == pytest.approx(6 / 2 + 3 * 6 / 4, rel=1e-2)
 
 
 def test_without_anything_measured_nothing_bounds_a_step() -> None:
-    rates = rates_of(there("a", "b"), run_on({}, a="0-3", b="3-6"))
+    rates = rates_of(placed_swarm("a", "b"), run_on({}, a="0-3", b="3-6"))
     assert seconds(rates, a="0-3", b="3-6") == 0.0
     assert math.isinf(rates.computes(PeerId("a")))
 

@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from swarm_ft.buffers import BufferKey, BufferStore, End
+from swarm_ft.codec import side_info_needed
 from swarm_ft.codec.basis import Basis, learn_basis
+from swarm_ft.codec.side_info import SideInfo
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -21,23 +25,21 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, RunId, SampleId
-from swarm_ft.peer.boundary.bases import BasisKey, BasisKind
-from swarm_ft.peer.boundary.basis_transfer import LEAST_PART_BYTES
-from swarm_ft.peer.boundary.coder import FrameCoder, basis_needed
+from swarm_ft.peer.boundary.coder import FrameCoder
+from swarm_ft.peer.boundary.side_info import SideInfoKey, TensorKind
+from swarm_ft.peer.boundary.side_info_transfer import LEAST_PART_BYTES
 from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession, SessionEffect
 from swarm_ft.protocol.messages.boundary import (
     Ack,
-    EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
     KeyFrameRequest,
     SessionMessage,
-    SharedBasis,
+    SideInfoPart,
 )
 from swarm_ft.protocol.messages.reports import Traffic
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 from swarm_ft.protocol.wire.frames import wire_bytes
 from swarm_ft.transport.base import Transport
@@ -92,17 +94,17 @@ async def both_ways(
 
 def forget(end: BoundaryEnd, sample: int) -> None:
     """Lose one sample's buffer, as a disk may."""
-    kept = BufferStore()
+    store = BufferStore()
     for other in SAMPLES:
         name = BufferKey(RunId("run"), BLOCK, End.RECEIVED, SampleId(other))
         record = end.store.get(name)
         if record is not None and other != sample:
-            kept.stage(name, record)
-    kept.commit()
+            store.stage(name, record)
+    store.commit()
     end.store.forget()
     for other in SAMPLES:
         name = BufferKey(RunId("run"), BLOCK, End.RECEIVED, SampleId(other))
-        record = kept.get(name)
+        record = store.get(name)
         if record is not None:
             end.store.stage(name, record)
     end.store.commit()
@@ -268,9 +270,9 @@ async def test_every_byte_counts_also_those_sent_again(
         for _ in range(3):
             hand = await site.call()
             for _ in SAMPLES:
-                num_bytes += wire_bytes(await hand.hears(Frame))
+                num_bytes += wire_bytes(await hand.expect(Frame))
         for sample in SAMPLES:
-            await hand.say(Ack(forward(sample)))
+            await hand.send(Ack(forward(sample)))
         await up.boundary.wait_settled()
         traffic = up.boundary.take_traffic()
     assert traffic.forward_bytes == num_bytes
@@ -285,10 +287,10 @@ async def test_only_what_the_other_side_lacks_is_sent_again(
         up.begin(0, SAMPLES)
         up.send(0, tensors(0))
         hand = await site.call()
-        assert {(await hand.hears(Frame)).key for _ in SAMPLES} == {forward(i) for i in SAMPLES}
+        assert {(await hand.expect(Frame)).key for _ in SAMPLES} == {forward(i) for i in SAMPLES}
         hand = await site.call(received=[forward(0), forward(2)])
-        assert (await hand.hears(Frame)).key == forward(1)
-        await hand.say(Ack(forward(1)))
+        assert (await hand.expect(Frame)).key == forward(1)
+        await hand.send(Ack(forward(1)))
         await up.boundary.wait_settled()
 
 
@@ -328,11 +330,11 @@ async def test_settled_waits_for_every_ack(
         settled = asyncio.create_task(up.boundary.wait_settled())
         hand = await site.call()
         for sample in SAMPLES:
-            assert (await hand.hears(Frame)).key == forward(sample)
+            assert (await hand.expect(Frame)).key == forward(sample)
             assert not settled.done()
         for sample in SAMPLES:
             assert not settled.done()
-            await hand.say(Ack(forward(sample)))
+            await hand.send(Ack(forward(sample)))
         await settled
 
 
@@ -345,16 +347,16 @@ async def test_settled_waits_for_a_refused_frame_to_come_as_a_key_frame(
         for step, kind in enumerate([FrameKind.KEY, FrameKind.DELTA]):
             up.begin(step, (0,))
             up.send(step, tensors(step, samples=(0,)))
-            assert (await hand.hears(Frame)).kind is kind
+            assert (await hand.expect(Frame)).kind is kind
             if kind is FrameKind.KEY:
-                await hand.say(Ack(forward(0, step)))
+                await hand.send(Ack(forward(0, step)))
                 await up.boundary.wait_settled()
                 up.store.commit()
         settled = asyncio.create_task(up.boundary.wait_settled())
-        await hand.say(KeyFrameRequest(forward(0, 1), "lost"))
-        assert (await hand.hears(Frame)).kind is FrameKind.KEY
+        await hand.send(KeyFrameRequest(forward(0, 1), "lost"))
+        assert (await hand.expect(Frame)).kind is FrameKind.KEY
         assert not settled.done()
-        await hand.say(Ack(forward(0, 1)))
+        await hand.send(Ack(forward(0, 1)))
         await settled
 
 
@@ -369,7 +371,7 @@ async def test_a_newer_stream_replaces_the_older(
             await old.fails()
         up.begin(0, SAMPLES)
         up.send(0, tensors(0))
-        assert (await new.hears(Frame)).key == forward(0)
+        assert (await new.expect(Frame)).key == forward(0)
 
 
 # ---- hostile neighbours
@@ -377,7 +379,7 @@ async def test_a_newer_stream_replaces_the_older(
 
 @pytest.fixture
 def coder(make_spec: MakeSpec) -> FrameCoder:
-    """What a neighbour that plays by the rules would send."""
+    """Return the coder of a neighbour that follows the protocol."""
     return FrameCoder(make_spec(), run_id=RunId("run"), boundary=BLOCK, store=BufferStore())
 
 
@@ -482,7 +484,7 @@ async def test_a_second_hello_costs_the_stream(
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         hand = await site.call()
-        await hand.say(site.hello)
+        await hand.send(site.hello)
         with pytest.raises(OutOfTurn, match="caller sent its hello twice"):
             await hand.fails()
         await assert_unharmed(up, down, transport, site)
@@ -499,7 +501,7 @@ async def test_bytes_that_are_no_message_cost_the_stream(
         await assert_unharmed(up, down, transport, site)
 
 
-async def say_early(
+async def send_early(
     hand: Hand,
     down: BoundaryEnd,
     coder: FrameCoder,
@@ -510,13 +512,13 @@ async def say_early(
     x = torch.ones(TOKENS, CHANNELS)
     probe = coder.encode(forward(0), x)
     down.begin(0, (0,))
-    await hand.say(probe)
-    assert await hand.hear() == Ack(forward(0))
+    await hand.send(probe)
+    assert await hand.receive() == Ack(forward(0))
     await down.receive(1)
     for sample in samples:
-        await hand.say((other or coder).encode(forward(sample, step=1), x))
-    await hand.say(probe)
-    assert await hand.hear() == Ack(forward(0))
+        await hand.send((other or coder).encode(forward(sample, step=1), x))
+    await hand.send(probe)
+    assert await hand.receive() == Ack(forward(0))
 
 
 async def test_frames_that_come_before_their_step_are_kept_for_it(
@@ -525,10 +527,10 @@ async def test_frames_that_come_before_their_step_are_kept_for_it(
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         hand = await site.call()
-        await say_early(hand, down, coder, (1, 2))
+        await send_early(hand, down, coder, (1, 2))
         down.begin(1, SAMPLES)
         assert set(await down.receive(2)) == {1, 2}
-        assert {(await hand.hears(Ack)).key for _ in range(2)} == {forward(1, 1), forward(2, 1)}
+        assert {(await hand.expect(Ack)).key for _ in range(2)} == {forward(1, 1), forward(2, 1)}
 
 
 @pytest.fixture
@@ -551,10 +553,10 @@ async def test_frames_by_other_codecs_may_come_before_the_plan_that_names_them(
     up, down = make_ends(spec)
     async with at_work(down, up) as site:
         hand = await site.call()
-        await say_early(hand, down, before, (1, 2), after)
+        await send_early(hand, down, before, (1, 2), after)
         down.begin(1, SAMPLES, Codecs("q2", "q8"))
         got = await down.receive(2)
-        assert {(await hand.hears(Ack)).key for _ in range(2)} == {forward(1, 1), forward(2, 1)}
+        assert {(await hand.expect(Ack)).key for _ in range(2)} == {forward(1, 1), forward(2, 1)}
         x = torch.ones(TOKENS, CHANNELS)
         with pytest.raises(BadFrame, match="DIRECT of q4tc in a step whose forward codec is q2tc"):
             await hand.fails(before.encode(forward(0, 1), x))
@@ -570,7 +572,7 @@ async def test_a_frame_that_came_early_is_held_to_its_plan(
     up, down = make_ends(spec)
     async with at_work(down, up) as site:
         hand = await site.call()
-        await say_early(hand, down, before, (1,), after)
+        await send_early(hand, down, before, (1,), after)
         down.begin(1, SAMPLES, Codecs("q3", "q8"))
         with pytest.raises(BadFrame, match="DIRECT of q2tc in a step whose forward codec is q3tc"):
             await hand.fails()
@@ -587,7 +589,7 @@ async def test_an_unplanned_frame_that_came_early_does_not_fail_the_step(
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         hand = await site.call()
-        await say_early(hand, down, coder, (9, 1))
+        await send_early(hand, down, coder, (9, 1))
         down.begin(1, SAMPLES)
         assert set(await down.receive(1)) == {1}
         with pytest.raises(BadFrame, match="not part of the step's plan"):
@@ -599,33 +601,35 @@ async def test_an_ack_ahead_of_its_frame_and_a_key_frame_request_after_it(
     make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     up, down = make_ends(make_spec())
-    asked, receive = asyncio.Event(), BoundarySession.receive
+    is_requested, receive = asyncio.Event(), BoundarySession.receive
 
-    def receive_and_tell(session: BoundarySession, said: SessionMessage) -> list[SessionEffect]:
-        effects = receive(session, said)
-        if isinstance(said, KeyFrameRequest):
-            asked.set()
+    def receive_and_notify(
+        session: BoundarySession, message: SessionMessage
+    ) -> list[SessionEffect]:
+        effects = receive(session, message)
+        if isinstance(message, KeyFrameRequest):
+            is_requested.set()
         return effects
 
-    monkeypatch.setattr(BoundarySession, "receive", receive_and_tell)
+    monkeypatch.setattr(BoundarySession, "receive", receive_and_notify)
     async with at_work(up, down) as site:
         hand = await site.call()
         up.begin(0, (0,))
         up.send(0, tensors(0, samples=(0,)))
-        assert (await hand.hears(Frame)).kind is FrameKind.KEY
-        await hand.say(Ack(forward(0)))
+        assert (await hand.expect(Frame)).kind is FrameKind.KEY
+        await hand.send(Ack(forward(0)))
         await up.boundary.wait_settled()
         up.store.commit()
 
         up.begin(1, (0,))
-        await hand.say(Ack(forward(0, 1)))
-        await hand.say(KeyFrameRequest(forward(0, 1), "too early"))
-        await asked.wait()
+        await hand.send(Ack(forward(0, 1)))
+        await hand.send(KeyFrameRequest(forward(0, 1), "too early"))
+        await is_requested.wait()
         up.send(1, tensors(1, samples=(0,)))
-        assert (await hand.hears(Frame)).kind is FrameKind.DELTA
-        await hand.say(KeyFrameRequest(forward(0, 1), "really"))
-        assert (await hand.hears(Frame)).kind is FrameKind.KEY
-        await hand.say(Ack(forward(0, 1)))
+        assert (await hand.expect(Frame)).kind is FrameKind.DELTA
+        await hand.send(KeyFrameRequest(forward(0, 1), "really"))
+        assert (await hand.expect(Frame)).kind is FrameKind.KEY
+        await hand.send(Ack(forward(0, 1)))
         await up.boundary.wait_settled()
         assert not site.running.done()
 
@@ -638,8 +642,8 @@ async def test_a_key_frame_asked_for_in_place_of_a_gradient_is_out_of_turn(
         down.begin(0, (0,))
         down.send(0, tensors(0, samples=(0,)))
         hand = await site.call()
-        assert (await hand.hears(Frame)).kind is FrameKind.DIRECT
-        await hand.say(KeyFrameRequest(backward(0), "why not"))
+        assert (await hand.expect(Frame)).kind is FrameKind.DIRECT
+        await hand.send(KeyFrameRequest(backward(0), "why not"))
         with pytest.raises(OutOfTurn, match="why not"):
             await hand.fails()
 
@@ -653,16 +657,16 @@ async def test_one_who_sends_and_never_reads_is_dropped(
     async with at_work(down, up) as site:
         down.begin(0, (0,))
         hand = await site.call()
-        await hand.say(frame)
+        await hand.send(frame)
         await down.receive(1)
         with pytest.raises(OutOfTurn, match="does not read"):
-            await hand.say(*[frame] * 2 * MAX_ANSWERS)
+            await hand.send(*[frame] * 2 * MAX_ANSWERS)
 
 
 async def break_a_stream(site: Site) -> None:
     hand = await site.call()
     with suppress(SwarmError):
-        await hand.say(site.hello)
+        await hand.send(site.hello)
         await hand.fails()
 
 
@@ -724,7 +728,7 @@ async def test_a_held_out_sample_is_acknowledged_once_it_was_computed_with(
         # Sent again over the next stream, it is not delivered again.
         async with site.dialled(up, transport):
             await up.boundary.is_connected.wait()
-            assert not up.boundary.is_answered
+            assert not up.boundary.is_acknowledged
             assert up.taken.empty()
             down.boundary.acknowledge_consumed(forward(held_out))
             await up.boundary.wait_settled()
@@ -748,20 +752,20 @@ def along(make_spec: MakeSpec) -> RunSpec:
     return make_spec(forward_codec="aqk0.5", key_codec="qk0.5")
 
 
-def basis_said(seed: int) -> SharedBasis:
+def shared_basis(seed: int) -> SideInfoPart:
     """Some basis of the run's channels."""
     generator = torch.Generator().manual_seed(seed)
     basis = learn_basis([torch.randn(64, CHANNELS, generator=generator)], 0.1)
     assert basis is not None
-    return SharedBasis(basis.data)
+    return SideInfoPart(basis.data)
 
 
-GRADIENTS = BasisKey(BLOCK, BasisKind.GRADIENT)
+GRADIENTS = SideInfoKey(BLOCK, TensorKind.GRADIENT)
 TAUGHT = 5
 
 
-def name_of(said: SharedBasis) -> bytes:
-    return Basis.from_bytes(said.basis, CHANNELS).name
+def name_of(basis: SideInfoPart) -> bytes:
+    return Basis.from_bytes(basis.data, CHANNELS).name
 
 
 async def taught(up: BoundaryEnd, down: BoundaryEnd, steps: int = 3) -> None:
@@ -770,10 +774,10 @@ async def taught(up: BoundaryEnd, down: BoundaryEnd, steps: int = 3) -> None:
         await both_ways(up, down, step, tensors(step))
 
 
-async def heard_step(
+async def receive_step(
     hand: Hand, up: BoundaryEnd, step: int, *, learns_at_once: bool = False
-) -> list[Frame | SharedBasis]:
-    """What a step of the sender's says, in order; it is acknowledged and committed.
+) -> list[Frame | SideInfoPart]:
+    """Return the sender's messages of a step in order; acknowledge and commit it.
 
     What comes next is learned as its step begins, or only when that is to say it.
     """
@@ -781,45 +785,46 @@ async def heard_step(
         up.bases.learn()
     up.begin(step, SAMPLES)
     up.send(step, tensors(step))
-    heard: list[Frame | SharedBasis] = []
-    while sum(isinstance(message, Frame) for message in heard) < len(SAMPLES):
-        message = await hand.hear()
-        assert isinstance(message, Frame | SharedBasis), message
-        heard.append(message)
+    received: list[Frame | SideInfoPart] = []
+    while sum(isinstance(message, Frame) for message in received) < len(SAMPLES):
+        message = await hand.receive()
+        assert isinstance(message, Frame | SideInfoPart), message
+        received.append(message)
         if isinstance(message, Frame):
-            await hand.say(Ack(message.key))
+            await hand.send(Ack(message.key))
     await up.boundary.wait_settled()
-    told = {name_of(message) for message in heard if isinstance(message, SharedBasis)}
+    names = {name_of(message) for message in received if isinstance(message, SideInfoPart)}
     for basis in coming(up):
-        if basis.name in told:
+        if basis.name in names:
             continue
-        message = await hand.hear()
-        assert isinstance(message, SharedBasis)
+        message = await hand.receive()
+        assert isinstance(message, SideInfoPart)
         assert name_of(message) == basis.name
-        heard.append(message)
+        received.append(message)
     up.store.commit()
     up.bases.commit()
-    return heard
+    return received
 
 
-def coming(up: BoundaryEnd) -> list[Basis]:
-    """What activations are coded along from the next step on, and are not yet."""
+def coming(up: BoundaryEnd) -> list[SideInfo]:
+    """Return the bases that activations use only from the next step on."""
     found = [
-        up.bases.next_basis(BasisKey(BLOCK, kind)) for kind in (BasisKind.FIRST, BasisKind.CHANGE)
+        up.bases.next_info(SideInfoKey(BLOCK, kind))
+        for kind in (TensorKind.FIRST, TensorKind.CHANGE)
     ]
     return [basis for basis in found if basis is not None]
 
 
-def assert_said_before_needed(heard: Sequence[Frame | SharedBasis]) -> list[bytes]:
+def assert_sent_before_needed(messages: Sequence[Frame | SideInfoPart]) -> list[bytes]:
     """The names that were said, once each, and before the first frame that needs them."""
-    said: list[bytes] = []
-    for message in heard:
-        if isinstance(message, SharedBasis):
-            said.append(name_of(message))
-        elif basis_needed(message):
-            assert basis_needed(message) in said
-    assert len(said) == len(set(said))
-    return said
+    names: list[bytes] = []
+    for message in messages:
+        if isinstance(message, SideInfoPart):
+            names.append(name_of(message))
+        elif side_info_needed(message.tensor):
+            assert side_info_needed(message.tensor) in names
+    assert len(names) == len(set(names))
+    return names
 
 
 async def test_a_basis_is_said_once_a_connection_before_the_first_frame_that_needs_it(
@@ -828,13 +833,13 @@ async def test_a_basis_is_said_once_a_connection_before_the_first_frame_that_nee
     up, down = make_ends(along)
     async with at_work(up, down) as site:
         hand = await site.call()
-        heard = [message for step in range(7) for message in await heard_step(hand, up, step)]
-        said = assert_said_before_needed(heard)
+        messages = [message for step in range(7) for message in await receive_step(hand, up, step)]
+        names = assert_sent_before_needed(messages)
         # After the first and the second, fourth step of changes; first activations have no more.
-        assert len(said) == 3
+        assert len(names) == 3
         hand = await site.call()
-        again = await heard_step(hand, up, 7)
-        assert assert_said_before_needed(again) == said[-1:], "over a new connection anew"
+        again = await receive_step(hand, up, 7)
+        assert assert_sent_before_needed(again) == names[-1:], "over a new connection anew"
 
 
 async def test_a_new_basis_is_said_before_there_is_a_frame_that_needs_it(
@@ -845,41 +850,44 @@ async def test_a_new_basis_is_said_before_there_is_a_frame_that_needs_it(
     async with at_work(up, down) as site:
         hand = await site.call()
         for step in range(2):  # of first activations, and of changes for the first time
-            await heard_step(hand, up, step)
+            await receive_step(hand, up, step)
         up.begin(2, SAMPLES)
-        said = await hand.hear()
-        assert isinstance(said, SharedBasis)
+        message = await hand.receive()
+        assert isinstance(message, SideInfoPart)
         up.send(2, tensors(2))
-        frames = [await hand.hear() for _ in SAMPLES]
-        assert all(isinstance(one, Frame) and basis_needed(one) == name_of(said) for one in frames)
+        frames = [await hand.receive() for _ in SAMPLES]
+        assert all(
+            isinstance(one, Frame) and side_info_needed(one.tensor) == name_of(message)
+            for one in frames
+        )
 
 
 async def test_a_basis_of_the_next_step_is_said_behind_the_last_frame_of_this_one(
     along: RunSpec, make_ends: MakeEnds, at_work: AtWork
 ) -> None:
-    """Where the pipeline drains and links idle; then nothing is said before the first frame."""
+    """The pipeline drains then and links idle; before the first frame nothing is sent."""
     up, down = make_ends(along)
     async with at_work(up, down) as site:
         hand = await site.call()
-        heard = [await heard_step(hand, up, step) for step in range(5)]
-        *frames, said = heard[3]
+        steps = [await receive_step(hand, up, step) for step in range(5)]
+        *frames, last = steps[3]
         assert all(isinstance(message, Frame) for message in frames)
-        assert isinstance(said, SharedBasis)
-        needed = [basis_needed(one) for one in heard[4] if isinstance(one, Frame)]
-        assert needed == [name_of(said)] * len(heard[4])
+        assert isinstance(last, SideInfoPart)
+        needed = [side_info_needed(one.tensor) for one in steps[4] if isinstance(one, Frame)]
+        assert needed == [name_of(last)] * len(steps[4])
 
 
 async def test_a_basis_that_is_learned_by_then_is_said_between_the_frames_of_this_step(
     along: RunSpec, make_ends: MakeEnds, at_work: AtWork
 ) -> None:
-    """Where links have room, as long as it is smaller than a part."""
+    """Links have room between frames, as long as the basis is smaller than a part."""
     up, down = make_ends(along)
     async with at_work(up, down) as site:
         hand = await site.call()
-        heard = [await heard_step(hand, up, step, learns_at_once=True) for step in range(5)]
-        assert [type(message) for message in heard[3][:3]] == [Frame, SharedBasis, Frame]
-        assert_said_before_needed([message for step in heard for message in step])
-        assert all(isinstance(message, Frame) for message in heard[4])
+        steps = [await receive_step(hand, up, step, learns_at_once=True) for step in range(5)]
+        assert [type(message) for message in steps[3][:3]] == [Frame, SideInfoPart, Frame]
+        assert_sent_before_needed([message for step in steps for message in step])
+        assert all(isinstance(message, Frame) for message in steps[4])
 
 
 async def test_a_basis_that_was_said_for_the_next_step_is_said_anew_over_another_stream(
@@ -889,10 +897,10 @@ async def test_a_basis_that_was_said_for_the_next_step_is_said_anew_over_another
     async with at_work(up, down) as site:
         hand = await site.call()
         for step in range(4):
-            heard = await heard_step(hand, up, step)
+            messages = await receive_step(hand, up, step)
         hand = await site.call()
-        again = await heard_step(hand, up, 4)
-        assert again[0] == heard[-1]
+        again = await receive_step(hand, up, 4)
+        assert again[0] == messages[-1]
         assert len(again) == 1 + len(SAMPLES)
 
 
@@ -903,16 +911,16 @@ async def test_frames_sent_again_over_a_new_stream_come_behind_their_basis(
     async with at_work(up, down) as site:
         hand = await site.call()
         for step in range(4):
-            await heard_step(hand, up, step)
+            await receive_step(hand, up, step)
         up.begin(4, SAMPLES)  # with which none comes
         up.send(4, tensors(4))
         for received in ([], [forward(0, 4)], [forward(0, 4), forward(2, 4)]):
             hand = await site.call(received=received)
-            heard = [await hand.hear() for _ in range(1 + len(SAMPLES) - len(received))]
-            frames = [message for message in heard if isinstance(message, Frame)]
-            assert isinstance(heard[0], SharedBasis)
-            assert {basis_needed(frame) for frame in frames} == {name_of(heard[0])}
-        await hand.say(Ack(forward(1, 4)))
+            messages = [await hand.receive() for _ in range(1 + len(SAMPLES) - len(received))]
+            frames = [message for message in messages if isinstance(message, Frame)]
+            assert isinstance(messages[0], SideInfoPart)
+            assert {side_info_needed(frame.tensor) for frame in frames} == {name_of(messages[0])}
+        await hand.send(Ack(forward(1, 4)))
         await up.boundary.wait_settled()
 
 
@@ -948,13 +956,15 @@ async def test_the_bytes_of_a_basis_are_counted(
     up, down = make_ends(along)
     async with at_work(up, down) as site:
         hand = await site.call()
-        heard = [message for step in range(5) for message in await heard_step(hand, up, step)]
+        messages = [message for step in range(5) for message in await receive_step(hand, up, step)]
         traffic = up.boundary.take_traffic()
-    said = [message for message in heard if isinstance(message, SharedBasis)]
-    assert len(said) == 2
-    assert traffic.forward_bytes == sum(map(wire_bytes, heard))
+    bases = [message for message in messages if isinstance(message, SideInfoPart)]
+    assert len(bases) == 2
+    assert traffic.forward_bytes == sum(map(wire_bytes, messages))
     assert traffic.relayed_bytes == 0
-    assert traffic.key_frames + traffic.delta_frames == len(heard) - len(said) == 5 * len(SAMPLES)
+    assert (
+        traffic.key_frames + traffic.delta_frames == len(messages) - len(bases) == 5 * len(SAMPLES)
+    )
 
 
 async def test_a_basis_that_goes_over_a_relay_is_counted_as_such(
@@ -971,7 +981,7 @@ async def test_a_basis_that_goes_over_a_relay_is_counted_as_such(
 async def test_a_basis_that_outlives_others_is_still_there_when_it_is_needed(
     along: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
 ) -> None:
-    """Of changes there are many while that of first activations stays: both ends forget alike."""
+    """Many bases of changes follow each other while one of first activations stays."""
     up, down = make_ends(along)
     async with at_work(down, up) as site, site.dialled(up, transport):
         for step in range(18):  # in which five bases of changes are made
@@ -990,14 +1000,14 @@ async def test_a_basis_that_outlives_others_is_still_there_when_it_is_needed(
 
 
 @pytest.fixture
-def beside(make_spec: MakeSpec) -> RunSpec:
+def book_spec(make_spec: MakeSpec) -> RunSpec:
     return make_spec(forward_codec="q4", backward_codec="q2+z+book")
 
 
 async def test_a_codebook_goes_up_before_the_first_gradient_that_needs_it_and_is_counted(
-    beside: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+    book_spec: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
 ) -> None:
-    up, down = make_ends(beside)
+    up, down = make_ends(book_spec)
     async with at_work(down, up) as site, site.dialled(up, transport):
         sizes = []
         for step in range(12):
@@ -1008,17 +1018,17 @@ async def test_a_codebook_goes_up_before_the_first_gradient_that_needs_it_and_is
         assert basis is not None
         assert up.bases.get(GRADIENTS) is None, "it is the sender's"
     assert all(traffic.forward_bytes == 0 for traffic in sizes)
-    told = max(traffic.backward_bytes for traffic in sizes) - sizes[0].backward_bytes
-    assert told > len(basis.data) / 2
+    basis_bytes = max(traffic.backward_bytes for traffic in sizes) - sizes[0].backward_bytes
+    assert basis_bytes > len(basis.data) / 2
 
 
 async def test_a_break_at_any_message_changes_nothing_beside_a_codebook(
-    beside: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+    book_spec: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
 ) -> None:
     async def run(**cuts: int) -> tuple[Moved, int]:
         script: Any = {name: {LINK: [at]} for name, at in cuts.items()}
         faulty = FaultyTransport(transport, **script)
-        up, down = make_ends(beside)
+        up, down = make_ends(book_spec)
         async with at_work(down, up) as site, site.dialled(up, faulty):
             await taught(up, down, steps=TAUGHT)
             assert down.bases.get(GRADIENTS) is not None
@@ -1036,45 +1046,49 @@ async def test_a_break_at_any_message_changes_nothing_beside_a_codebook(
 
 
 async def test_who_computes_gradients_may_say_no_more_codebooks_than_two_steps_need(
-    beside: RunSpec, make_ends: MakeEnds, at_work: AtWork
+    book_spec: RunSpec, make_ends: MakeEnds, at_work: AtWork
 ) -> None:
-    up, down = make_ends(beside)
+    up, down = make_ends(book_spec)
     async with at_work(down, up) as site:
         down.begin(0, SAMPLES)
         hand = await site.call()
-        with pytest.raises(OutOfTurn, match="4 bases in a step, got 5"):
-            await hand.fails(*(basis_said(seed) for seed in range(5)))
+        with pytest.raises(OutOfTurn, match="4 pieces in a step, got 5"):
+            await hand.fails(*(shared_basis(seed) for seed in range(5)))
 
 
-HOSTILE_BASES: dict[str, tuple[Callable[[], list[SharedBasis]], type[SwarmError], str]] = {
-    "no bytes": (lambda: [SharedBasis(b"")], BadFrame, "or more, got 0"),
-    "crumbs": (lambda: [SharedBasis(b"\x5a", 500)], BadFrame, "or more, got 1"),
+HOSTILE_BASES: dict[str, tuple[Callable[[], list[SideInfoPart]], type[SwarmError], str]] = {
+    "no bytes": (lambda: [SideInfoPart(b"")], BadFrame, "or more, got 0"),
+    "crumbs": (lambda: [SideInfoPart(b"\x5a", 500)], BadFrame, "or more, got 1"),
     "one too large to be any": (
-        lambda: [SharedBasis(bytes(LEAST_PART_BYTES), 1 << 31)],
+        lambda: [SideInfoPart(bytes(LEAST_PART_BYTES), 1 << 31)],
         BadFrame,
         "expected at most",
     ),
     "parts that do not fit": (
-        lambda: [SharedBasis(bytes(LEAST_PART_BYTES), 700), SharedBasis(bytes(500), 0)],
+        lambda: [SideInfoPart(bytes(LEAST_PART_BYTES), 700), SideInfoPart(bytes(500), 0)],
         BadFrame,
         "expected 700 bytes more, got 500 and 0",
     ),
-    "noise": (lambda: [SharedBasis(b"\x5a" * 500)], BadFrame, "basis"),
-    "a basis cut short": (lambda: [SharedBasis(basis_said(1).basis[:-1])], BadFrame, "frame|basis"),
+    "noise": (lambda: [SideInfoPart(b"\x5a" * 500)], BadFrame, "basis"),
+    "a basis cut short": (
+        lambda: [SideInfoPart(shared_basis(1).data[:-1])],
+        BadFrame,
+        "frame|basis",
+    ),
     "one of other channels": (
-        lambda: [SharedBasis((1).to_bytes(2, "little") + bytes([9, 0, 0, 0, 0]))],
+        lambda: [SideInfoPart((1).to_bytes(2, "little") + bytes([9, 0, 0, 0, 0]))],
         BadFrame,
         "over 8 channels, got 1 over 9",
     ),
     "directions without end": (
-        lambda: [SharedBasis(b"\xff\xff" + bytes([CHANNELS, 0, 0, 0, 0]))],
+        lambda: [SideInfoPart(b"\xff\xff" + bytes([CHANNELS, 0, 0, 0, 0]))],
         BadFrame,
         "got 65535 over",
     ),
     "bases without end": (
-        lambda: [basis_said(seed) for seed in range(5)],
+        lambda: [shared_basis(seed) for seed in range(5)],
         OutOfTurn,
-        "expected at most 4 bases in a step, got 5",
+        "expected at most 4 pieces in a step, got 5",
     ),
 }
 
@@ -1085,7 +1099,7 @@ async def test_a_hostile_basis_costs_its_stream_and_harms_nothing(
     make_ends: MakeEnds,
     at_work: AtWork,
     transport: Transport,
-    bases: Callable[[], list[SharedBasis]],
+    bases: Callable[[], list[SideInfoPart]],
     error: type[SwarmError],
     match: str,
 ) -> None:
@@ -1104,8 +1118,8 @@ async def test_who_sends_gradients_has_no_basis_to_say(
     up, down = make_ends(along)
     async with at_work(up, down) as site:
         hand = await site.call()
-        with pytest.raises(OutOfTurn, match="expected no basis, got one"):
-            await hand.fails(basis_said(1))
+        with pytest.raises(OutOfTurn, match="expected no side information"):
+            await hand.fails(shared_basis(1))
 
 
 async def test_a_frame_along_a_basis_that_was_not_said_costs_its_stream(
@@ -1114,11 +1128,11 @@ async def test_a_frame_along_a_basis_that_was_not_said_costs_its_stream(
     up, down = make_ends(along)
     coder = FrameCoder(along, run_id=RunId("run"), boundary=BLOCK, store=BufferStore())
     frame = coder.encode(forward(0), torch.ones(TOKENS, CHANNELS))
-    named = name_of(basis_said(1)) + frame.tensor.payload[4:]
+    named = name_of(shared_basis(1)) + frame.tensor.payload[4:]
     async with at_work(down, up) as site:
         down.begin(0, SAMPLES)
         hand = await site.call()
-        await hand.say(basis_said(2))
+        await hand.send(shared_basis(2))
         with pytest.raises(BadFrame, match="which this end does not have"):
             await hand.fails(replace(frame, tensor=replace(frame.tensor, payload=named)))
         assert down.arrivals.empty()
@@ -1134,9 +1148,9 @@ async def test_as_many_bases_as_two_steps_need_are_taken_in_every_step(
         coder = FrameCoder(along, run_id=RunId("run"), boundary=BLOCK, store=BufferStore())
         for step in range(3):
             down.begin(step, (0,))
-            await hand.say(*(basis_said(10 * step + seed) for seed in range(4)))
-            await hand.say(coder.encode(forward(0, step), torch.ones(TOKENS, CHANNELS)))
+            await hand.send(*(shared_basis(10 * step + seed) for seed in range(4)))
+            await hand.send(coder.encode(forward(0, step), torch.ones(TOKENS, CHANNELS)))
             await down.receive(1)
-            assert await hand.hear() == Ack(forward(0, step))
+            assert await hand.receive() == Ack(forward(0, step))
             down.store.commit()
             coder = FrameCoder(along, run_id=RunId("run"), boundary=BLOCK, store=BufferStore())

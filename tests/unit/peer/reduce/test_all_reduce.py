@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.codec.sizes import ROW_VALUES
+from swarm_ft.codec.spec import parse_dp_spec
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -29,7 +31,6 @@ from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce, ReduceEffect
 from swarm_ft.protocol.messages.reduction import (
-    ROW_VALUES,
     Division,
     GradientPiece,
     Phase,
@@ -40,7 +41,6 @@ from swarm_ft.protocol.messages.reduction import (
     ReduceHello,
 )
 from swarm_ft.protocol.messages.reports import GradientTraffic
-from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire.frames import wire_bytes
@@ -57,7 +57,7 @@ LAYERS = LayerRange(0, 2)
 AtWork: TypeAlias = "Callable[..., AbstractAsyncContextManager[Group]]"
 P = ParamSpec("P")
 R = TypeVar("R")
-UntilHeard: TypeAlias = Callable[[int], asyncio.Event]
+UntilReceived: TypeAlias = Callable[[int], asyncio.Event]
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def channels(
 
 
 def hello_of(name: PeerId, spec: RunSpec, attempt: int = 1, *, num_values: int = N) -> ReduceHello:
-    """What a member says first."""
+    """Return a member's first message."""
     return ReduceHello(
         run_id=RunId("run"),
         spec_digest=spec.digest(),
@@ -150,7 +150,7 @@ class Group:
     async def reduce_among(
         self, step: int, values: Sequence[torch.Tensor], listeners: str, codec: PieceCodec
     ) -> torch.Tensor:
-        """As `reduce`, while some listen: what they kept is decoded, and checked too."""
+        """Reduce while some members listen; decode and check their sums, too."""
 
         away = {PeerId(name) for name in listeners}
 
@@ -303,11 +303,11 @@ async def test_a_step_that_is_redone_in_another_attempt_gives_the_same_bits(
 
 
 async def test_members_may_come_and_go_between_attempts(at_work: AtWork) -> None:
-    """What is owed by those that stay is made good with the others."""
-    values, kept = gradients(3), [Residuals() for _ in range(3)]
+    """The members that stay make up for what is owed, with the others."""
+    values, residuals = gradients(3), [Residuals() for _ in range(3)]
     sent, step = torch.zeros(N), 0
     for attempt, names in enumerate(["abc", "ab", "abc"]):
-        own = [kept["abc".index(name)] for name in names]
+        own = [residuals["abc".index(name)] for name in names]
         async with at_work(names, dp="q4", residuals=own, attempt=attempt) as group:
             for _ in range(4):
                 total = await group.reduce(step, values[: len(names)])
@@ -368,39 +368,41 @@ async def test_a_gradient_that_is_not_finite_fails_the_step_at_its_member(
 
 
 @pytest.fixture
-def until_heard(monkeypatch: pytest.MonkeyPatch) -> UntilHeard:
+def until_received(monkeypatch: pytest.MonkeyPatch) -> UntilReceived:
     """`until_heard(n)`: an event, set once n pieces more have arrived anywhere."""
 
     def start(num_pieces: int) -> asyncio.Event:
-        heard, receive, pieces = asyncio.Event(), AllReduce.receive, []
+        has_received, receive, pieces = asyncio.Event(), AllReduce.receive, []
 
-        def receive_and_tell(
+        def receive_and_notify(
             machine: AllReduce, member: int, message: PieceMessage
         ) -> list[ReduceEffect]:
             effects = receive(machine, member, message)
             if isinstance(message, GradientPiece):
                 pieces.append(message)
             if len(pieces) == num_pieces:
-                heard.set()
+                has_received.set()
             return effects
 
-        monkeypatch.setattr(AllReduce, "receive", receive_and_tell)
-        return heard
+        monkeypatch.setattr(AllReduce, "receive", receive_and_notify)
+        return has_received
 
     return start
 
 
 async def test_a_step_may_begin_at_one_member_long_before_another(
-    at_work: AtWork, until_heard: UntilHeard
+    at_work: AtWork, until_received: UntilReceived
 ) -> None:
     async with at_work("abc") as group:
         await group.reduce(0, gradients(3))
         values = gradients(3, seed=1)
-        heard = until_heard(2 * 2 + 2 * 2)  # two from each to c, and two each way between a and b
+        has_received = until_received(
+            2 * 2 + 2 * 2
+        )  # two from each to c, and two each way between a and b
         early = [
             asyncio.create_task(group.reducers[i].reduce(StepNumber(1), values[i])) for i in (0, 1)
         ]
-        await heard.wait()
+        await has_received.wait()
         assert not any(task.done() for task in early)
         late = await group.reducers[2].reduce(StepNumber(1), values[2])
         for task in early:
@@ -461,11 +463,11 @@ async def test_connected_tells_whether_all_streams_are_up(
         down = asyncio.Event()
         clear = first.is_connected.clear
 
-        def clear_and_tell() -> None:
+        def clear_and_notify() -> None:
             clear()
             down.set()
 
-        monkeypatch.setattr(first.is_connected, "clear", clear_and_tell)
+        monkeypatch.setattr(first.is_connected, "clear", clear_and_notify)
         channel = group.channels[2]
         assert channel is not None
         channel.break_off(Unavailable("a test"))
@@ -511,8 +513,8 @@ class Site:
 
     async def call(self, hello: ReduceHello | None = None) -> Hand:
         """An a that has exchanged hellos."""
-        hand, heard = await self.caller.greet(hello or self.hello)
-        assert heard == [replace(self.hello, peer_id=PeerId("b"))]
+        hand, greeting = await self.caller.greet(hello or self.hello)
+        assert greeting == [replace(self.hello, peer_id=PeerId("b"))]
         return hand
 
     async def assert_unharmed(self, step: int) -> None:
@@ -555,7 +557,7 @@ PLAIN, Q4 = (PieceCodec(parse_dp_spec(text)) for text in ("none", "q4"))
 
 @pytest.fixture
 def division() -> Division:
-    """Of N values among a and b, a row a piece: a sums 0 to 2, b 3 to 5."""
+    """Divide N values among a and b, a row a piece: a sums 0 to 2, b 3 to 5."""
     division = Division(N, 2)
     assert [span.owner for span in division.spans] == [0, 0, 0, 1, 1, 1]
     return division
@@ -578,29 +580,29 @@ async def test_pieces_are_acknowledged_and_sent_again_only_if_they_are_not(
     one, other = gradients(2)
     summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), other))
     hand = await site.call()
-    shares = [await hand.hears(GradientPiece) for _ in range(3)]
+    shares = [await hand.expect(GradientPiece) for _ in range(3)]
     expected = [piece(Phase.SHARE, span, other) for span in division.spans[:3]]
     assert sorted(shares, key=lambda share: share.key) == expected
-    await hand.say(PieceAck(shares[1].key))
+    await hand.send(PieceAck(shares[1].key))
 
-    await hand.say(piece(Phase.SHARE, division.spans[4], one))
-    ack, total = await hand.hear(), await hand.hears(GradientPiece)
+    await hand.send(piece(Phase.SHARE, division.spans[4], one))
+    ack, total = await hand.receive(), await hand.expect(GradientPiece)
     assert ack == PieceAck(piece_key(0, Phase.SHARE, 4))
     assert total == piece(Phase.SUM, division.spans[4], one + other)
 
     hand = await site.call()
-    again = [await hand.hears(GradientPiece) for _ in range(3)]
+    again = [await hand.expect(GradientPiece) for _ in range(3)]
     assert sorted(m.key for m in again) == sorted(m.key for m in (shares[0], shares[2], total))
-    await hand.say(*(PieceAck(m.key) for m in again))
+    await hand.send(*(PieceAck(m.key) for m in again))
     for span in (division.spans[5], division.spans[3]):
-        await hand.say(piece(Phase.SHARE, span, one))
-        assert await hand.hear() == PieceAck(piece_key(0, Phase.SHARE, span.index))
-        assert (await hand.hears(GradientPiece)).key == piece_key(0, Phase.SUM, span.index)
-        await hand.say(PieceAck(piece_key(0, Phase.SUM, span.index)))
+        await hand.send(piece(Phase.SHARE, span, one))
+        assert await hand.receive() == PieceAck(piece_key(0, Phase.SHARE, span.index))
+        assert (await hand.expect(GradientPiece)).key == piece_key(0, Phase.SUM, span.index)
+        await hand.send(PieceAck(piece_key(0, Phase.SUM, span.index)))
     for span in division.spans[:3]:
         assert not summing.done()
-        await hand.say(piece(Phase.SUM, span, one + other))
-        assert await hand.hear() == PieceAck(piece_key(0, Phase.SUM, span.index))
+        await hand.send(piece(Phase.SUM, span, one + other))
+        assert await hand.receive() == PieceAck(piece_key(0, Phase.SUM, span.index))
     assert torch.equal(await summing, one + other)
 
 
@@ -610,7 +612,7 @@ async def test_every_byte_counts_also_those_sent_again(site: Site) -> None:
     for _ in range(3):
         hand = await site.call()
         for _ in range(3):
-            num_bytes += wire_bytes(await hand.hears(GradientPiece))
+            num_bytes += wire_bytes(await hand.expect(GradientPiece))
     summing.cancel()
     traffic = site.reducer.take_traffic()
     assert traffic == GradientTraffic(sent_bytes=num_bytes, uncompressed_bytes=3 * 3 * ROW_BYTES)
@@ -621,20 +623,20 @@ async def test_a_second_arrival_changes_nothing(site: Site, division: Division) 
     summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), other))
     hand = await site.call()
     twice = [piece(Phase.SHARE, span, one) for span in division.spans[3:] for _ in range(2)]
-    shares = {(await hand.hears(GradientPiece)).key for _ in range(3)}
-    await hand.say(*twice, *(PieceAck(key) for key in shares))
+    shares = {(await hand.expect(GradientPiece)).key for _ in range(3)}
+    await hand.send(*twice, *(PieceAck(key) for key in shares))
     for span in division.spans[:3]:
         total = piece(Phase.SUM, span, one + other)
-        await hand.say(total, total, piece(Phase.SHARE, division.spans[3], 2 * one))
+        await hand.send(total, total, piece(Phase.SHARE, division.spans[3], 2 * one))
     acks: set[PieceKey] = set()
     sums: set[PieceKey] = set()
     while len(acks) < 3 + 3 or len(sums) < 3:
-        match await hand.hear():
+        match await hand.receive():
             case PieceAck(key):
                 acks.add(key)
             case GradientPiece(key):
                 sums.add(key)
-                await hand.say(PieceAck(key))
+                await hand.send(PieceAck(key))
     assert torch.equal(await summing, one + other)
 
 
@@ -649,16 +651,16 @@ async def test_a_piece_that_could_not_be_read_may_come_again_over_the_next_strea
     good = shares[0] if phase is Phase.SHARE else sums[0]
     hand = await site.call()
     for _ in range(3):
-        await hand.hear()
+        await hand.receive()
     with pytest.raises(BadFrame):
         await hand.fails(replace(good, tensor=replace(good.tensor, payload=b"short")))
     hand = await site.call()
     for _ in range(3):
-        await hand.say(PieceAck((await hand.hears(GradientPiece)).key))
-    await hand.say(*shares, *sums)
+        await hand.send(PieceAck((await hand.expect(GradientPiece)).key))
+    await hand.send(*shares, *sums)
     for _ in range(3 + 3 + 3):
-        if isinstance(heard := await hand.hear(), GradientPiece):
-            await hand.say(PieceAck(heard.key))
+        if isinstance(message := await hand.receive(), GradientPiece):
+            await hand.send(PieceAck(message.key))
     assert torch.equal(await summing, one + other)
 
 
@@ -786,7 +788,7 @@ async def test_a_bad_piece_costs_its_stream_and_harms_nothing(
     summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), gradients(2)[1]))
     hand = await site.call()
     for _ in range(3):
-        assert (await hand.hears(GradientPiece)).key.phase is Phase.SHARE
+        assert (await hand.expect(GradientPiece)).key.phase is Phase.SHARE
     with pytest.raises(kind, match=match):
         await hand.fails(*pieces(division))
     assert not summing.done()
@@ -809,12 +811,12 @@ async def test_bytes_that_are_no_message_cost_the_stream(site: Site) -> None:
 
 
 async def test_an_unplanned_share_that_came_early_does_not_fail_the_step(
-    site: Site, division: Division, until_heard: UntilHeard
+    site: Site, division: Division, until_received: UntilReceived
 ) -> None:
     hand = await site.call()
-    heard = until_heard(1)
-    await hand.say(share_of(division, 0))
-    await heard.wait()
+    has_received = until_received(1)
+    await hand.send(share_of(division, 0))
+    await has_received.wait()
     summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), gradients(2)[1]))
     with pytest.raises(OutOfTurn, match="SHARE of piece 0"):
         await hand.fails()
@@ -829,11 +831,11 @@ async def test_one_who_sends_and_never_reads_is_dropped(site: Site, division: Di
     summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), other))
     hand = await site.call()
     share = piece(Phase.SHARE, division.spans[3], one)
-    await hand.say(share)
-    answers = [await hand.hear() for _ in range(3 + 2)]
+    await hand.send(share)
+    answers = [await hand.receive() for _ in range(3 + 2)]
     assert PieceAck(share.key) in answers
     with pytest.raises(OutOfTurn, match="does not read"):
-        await hand.say(*[share] * 2 * MAX_ANSWERS)
+        await hand.send(*[share] * 2 * MAX_ANSWERS)
     summing.cancel()
 
 
@@ -867,7 +869,7 @@ async def test_a_newer_stream_replaces_the_older(site: Site) -> None:
     with pytest.raises(Unavailable, match="a newer stream replaced it"):
         await old.fails()
     summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), gradients(2)[1]))
-    assert (await new.hears(GradientPiece)).key.phase is Phase.SHARE
+    assert (await new.expect(GradientPiece)).key.phase is Phase.SHARE
     summing.cancel()
 
 
@@ -912,12 +914,12 @@ async def test_a_listener_keeps_the_bits_that_all_others_take(
     at_work: AtWork, names: str, listeners: str, dp: str
 ) -> None:
     values = gradients(len(names))
-    given = [v for name, v in zip(names, values, strict=True) if name not in listeners]
+    summed = [v for name, v in zip(names, values, strict=True) if name not in listeners]
     codec = PLAIN if dp == "none" else Q4
     async with at_work(names, dp=dp, listeners=listeners) as group:
         for step in range(3):
             total = await group.reduce_among(step, values, listeners, codec)
-            assert error(total, plain_sum(given)) < (1e-6 if dp == "none" else 0.4)
+            assert error(total, plain_sum(summed)) < (1e-6 if dp == "none" else 0.4)
             group.commit()
 
 
@@ -938,7 +940,7 @@ async def test_nobody_can_listen_where_nobody_has_weights(at_work: AtWork) -> No
 
 async def test_members_whose_gradients_have_other_lengths_do_not_meet(site: Site) -> None:
     hand = await site.caller.link()
-    await hand.say(replace(site.hello, num_values=N + 1))
+    await hand.send(replace(site.hello, num_values=N + 1))
     with pytest.raises(RunMismatch, match=f"{N} values here, {N + 1} at peer a"):
         await hand.fails()
 

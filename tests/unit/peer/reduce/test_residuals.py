@@ -1,4 +1,4 @@
-"""What is owed from step to step: moved by commits alone, kept through redone steps and changes."""
+"""Residuals from step to step: only commits move them; redone steps and changes keep them."""
 
 import pytest
 import torch

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from swarm_ft.buffers.records import BufferRecord
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import BadSnapshot
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state.recut import recut
@@ -12,7 +13,6 @@ from swarm_ft.peer.state.stage_state import (
     payloads,
     restore_residuals,
 )
-from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import BufferName, ShardContents
 
@@ -31,7 +31,7 @@ def state_of(layers: LayerRange) -> dict[str, torch.Tensor]:
 
 
 def row_of(layers: LayerRange) -> torch.Tensor:
-    """What is owed: of each weight its own values."""
+    """Return residuals in which each weight has its own values."""
     state = state_of(layers)
     return torch.cat([state[name] for name in sorted(state) if "/" not in name])
 
@@ -100,8 +100,8 @@ def test_of_a_part_that_it_did_not_sum_a_peer_owes_nothing() -> None:
 def test_buffers_are_those_of_boundaries_that_are_still_there() -> None:
     layers = LayerRange(2, 6)
     found = recut(parts((0, 2), (2, 4), (4, 6), (6, 8)), layers, frozenset(), CHANNELS)
-    kept = {name: one.payload.decode() for name, one in buffers_in(found, CHANNELS)}
-    assert kept == {
+    payloads = {name: one.payload.decode() for name, one in buffers_in(found, CHANNELS)}
+    assert payloads == {
         (2, 1, 7): "(2, 1, 7) of 2-4",
         (2, 2, 7): "(2, 2, 7) of 2-4",
         (6, 1, 7): "(6, 1, 7) of 4-6",
@@ -115,15 +115,15 @@ def with_basis(shard: ShardContents, name: str) -> ShardContents:
 
 
 def test_bases_are_those_of_boundaries_that_are_still_there() -> None:
-    """Of a stage's own sending end; the other end is lent them."""
+    """A stage's sending end keeps its bases; the other end receives them."""
     shards = {
         layers: with_basis(shard, f"{layers.stop}/2")
         for layers, shard in parts((0, 2), (2, 4), (4, 6), (6, 8)).items()
     }
-    for layers, kept in ((LayerRange(2, 6), {"6/2"}), (LayerRange(3, 5), set[str]())):
+    for layers, expected in ((LayerRange(2, 6), {"6/2"}), (LayerRange(3, 5), set[str]())):
         found = recut(shards, layers, frozenset(), CHANNELS).extras
         names = {name for name in found if name.startswith("bases/")}
-        assert names == {f"bases/{name}{end}" for name in kept for end in ("", "/steps")}
+        assert names == {f"bases/{name}{end}" for name in expected for end in ("", "/steps")}
 
 
 def test_a_basis_of_no_boundary_is_no_snapshot() -> None:

@@ -38,7 +38,7 @@ class FailsOnce(BufferStore):
 
 @pytest.fixture
 def state(make_spec: Callable[..., RunSpec]) -> Iterator[StageState]:
-    """Of a stage that has all blocks."""
+    """Make the state of a stage that has all blocks."""
     yield from made_state(make_spec(dp_codec="none"), BufferStore())
 
 
@@ -49,7 +49,7 @@ def failing_once(make_spec: Callable[..., RunSpec]) -> Iterator[StageState]:
 
 
 def made_state(spec: RunSpec, store: BufferStore) -> Iterator[StageState]:
-    said: list[FromPeer] = []
+    sent: list[FromPeer] = []
     transport = MemoryTransport()
     with ThreadPoolExecutor(1) as compute, ThreadPoolExecutor(2) as codecs:
         context = PeerContext(
@@ -60,8 +60,8 @@ def made_state(spec: RunSpec, store: BufferStore) -> Iterator[StageState]:
             links=links_of("peer", transport),
             compute=compute,
             codecs=codecs,
-            send_to_coordinator=said.append,
-            timeline=Timeline(ManualClock(), said.append),
+            send_to_coordinator=sent.append,
+            timeline=Timeline(ManualClock(), sent.append),
             memory_bytes=1 << 30,
         )
         yield StageState(context, RUN, spec, TinyEngine, store)
@@ -110,8 +110,8 @@ async def test_a_step_whose_buffers_cannot_be_kept_counts_once_and_costs_the_buf
     key = BufferKey(RUN, BlockIndex(1), End.SENT, SampleId(0))
     other = BufferKey(RUN, BlockIndex(1), End.SENT, SampleId(1))
     record = BufferRecord(digest=bytes(16), tokens=1, channels=1, payload=b"older")
-    for held in (key, other):
-        state.store.put(held, record)
+    for record_key in (key, other):
+        state.store.put(record_key, record)
 
     async def train(step: int) -> None:
         progress = await state.begin_step(StepNumber(step), 100)
@@ -134,6 +134,6 @@ async def test_a_step_whose_buffers_cannot_be_kept_counts_once_and_costs_the_buf
     await train(1)
     await state.commit(commit_of(1))
     assert state.committed_steps == 2
-    kept = state.store.get(key)
-    assert kept is not None
-    assert kept.payload == b"step 1"
+    stored = state.store.get(key)
+    assert stored is not None
+    assert stored.payload == b"step 1"

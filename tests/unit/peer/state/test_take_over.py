@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.codec.spec import parse_dp_spec
+from swarm_ft.digest import file_stem
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import OutOfTurn, Unavailable
 from swarm_ft.identity.roles import Role
@@ -33,8 +35,6 @@ from swarm_ft.protocol.messages.control import (
     StageOffered,
 )
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
-from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.transfer import serve_chunk_list, serve_chunks
@@ -79,7 +79,7 @@ class Side:
         self, name: str, spec: RunSpec, folder: Path, directory: Directory, transport: Transport
     ) -> None:
         folder.mkdir()
-        self.said: asyncio.Queue[FromPeer] = asyncio.Queue()
+        self.sent: asyncio.Queue[FromPeer] = asyncio.Queue()
         self.pools = ThreadPoolExecutor(1), ThreadPoolExecutor(2)
         self.context = PeerContext(
             peer_id=PeerId(name),
@@ -89,8 +89,8 @@ class Side:
             links=links_of(name, transport),
             compute=self.pools[0],
             codecs=self.pools[1],
-            send_to_coordinator=self.said.put_nowait,
-            timeline=Timeline(ManualClock(), self.said.put_nowait),
+            send_to_coordinator=self.sent.put_nowait,
+            timeline=Timeline(ManualClock(), self.sent.put_nowait),
             memory_bytes=1 << 30,
         )
         self.state = StageState(self.context, RUN, spec, TinyEngine)
@@ -107,14 +107,14 @@ class Scene:
         self.spec = spec
         self.released = asyncio.Event()
         self.inner = MemoryTransport()
-        held = FaultyTransport(
+        transport = FaultyTransport(
             self.inner,
-            held={FETCH_CHUNKS: self.released.wait},
+            waits={FETCH_CHUNKS: self.released.wait},
             cut_receives={LIST_CHUNKS: lost_lists},
         )
         self.directory = StaticDirectory(Board(), ManualClock())
         self.source = Side("source", spec, folder / "source", self.directory, self.inner)
-        self.newcomer = Side("newcomer", spec, folder / "newcomer", self.directory, held)
+        self.newcomer = Side("newcomer", spec, folder / "newcomer", self.directory, transport)
 
     async def begin(self) -> None:
         await self.source.state.load(LAYERS)
@@ -147,7 +147,7 @@ class Scene:
         newcomer = self.newcomer.context.peer_id
         learner = Learner(peer_id=newcomer, step=BEGAN, sources=(side.context.peer_id,))
         await exchange.offer(replace(self.assign(), learners=(learner,)), LAYERS)
-        offered = await side.said.get()
+        offered = await side.sent.get()
         assert isinstance(offered, StageOffered)
         self.offered = offered
 
@@ -166,7 +166,7 @@ class Scene:
         )
 
     async def train(self, step: int, attempt: int = 1) -> None:
-        """At the source alone."""
+        """Train a step at the source alone."""
         await self.source.state.apply_sum(
             commit_of(step, attempt), gradient_of(step, self.num_values)
         )
@@ -178,7 +178,7 @@ class Scene:
             Attempt(attempt), StepNumber(step), EncodedSum(((self.num_values, encoded),))
         )
 
-    async def hear(self, step: int, attempt: int = 1) -> None:
+    async def receive_frames(self, step: int, attempt: int = 1) -> None:
         """A step that is committed."""
         await self.train(step, attempt)
         self.sum(step, attempt)
@@ -195,12 +195,12 @@ class Scene:
         self.catching_up.start_fetch(take)
 
     async def taken(self, attempt: int = 1) -> None:
-        said = await self.newcomer.said.get()
-        assert isinstance(said, CaughtUp)
-        assert said.attempt == attempt
-        assert said.state_bytes > 0
-        assert said.proof == self.offered.proofs[self.newcomer.context.peer_id]
-        assert said.proof != self.offered.digest
+        message = await self.newcomer.sent.get()
+        assert isinstance(message, CaughtUp)
+        assert message.attempt == attempt
+        assert message.state_bytes > 0
+        assert message.proof == self.offered.proofs[self.newcomer.context.peer_id]
+        assert message.proof != self.offered.digest
 
     def assert_equal(self, committed_steps: int, last_attempt: int = 1) -> None:
         for side in (self.source, self.newcomer):
@@ -246,7 +246,7 @@ async def test_what_was_heard_while_the_state_came_is_applied_to_it_in_order(sce
     running = asyncio.create_task(scene.catching_up.run())
     scene.take()
     for step in (2, 3, 4):
-        await scene.hear(step)
+        await scene.receive_frames(step)
     assert not scene.catching_up.has_caught_up
     scene.released.set()
     await running
@@ -260,21 +260,21 @@ async def test_who_has_caught_up_applies_each_step_as_it_comes(scene: Scene) -> 
     await scene.catching_up.run()
     await scene.taken()
     for step in (2, 3):
-        await scene.hear(step)
+        await scene.receive_frames(step)
         scene.assert_equal(step + 1)
 
 
 async def test_the_next_attempt_goes_on_with_what_was_heard_and_fetched(scene: Scene) -> None:
     running = asyncio.create_task(scene.catching_up.run())
     scene.take()
-    await scene.hear(2)
+    await scene.receive_frames(2)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
     following = scene.assign(attempt=2, committed_steps=3)
     assert scene.catching_up.can_resume(following, NAME)
     scene.catching_up.begin_attempt(Attempt(2))
-    await scene.hear(3, attempt=2)
+    await scene.receive_frames(3, attempt=2)
     scene.take(attempt=1)  # of an attempt that is over
     scene.take(attempt=2)
     scene.released.set()
@@ -294,7 +294,7 @@ async def test_who_has_caught_up_says_so_in_every_attempt_and_fetches_nothing_ag
     scene.catching_up.begin_attempt(Attempt(2))
     running = asyncio.create_task(scene.catching_up.run())
     await asyncio.sleep(0)
-    assert scene.newcomer.said.empty(), "nobody could check it yet"
+    assert scene.newcomer.sent.empty(), "nobody could check it yet"
     scene.take(attempt=2)
     await running
     await scene.taken(attempt=2)
@@ -307,7 +307,7 @@ async def test_a_sum_whose_step_did_not_commit_is_forgotten(scene: Scene) -> Non
     assert not scene.catching_up.awaits_commit(commit_of(2, attempt=1))
     with pytest.raises(OutOfTurn, match="commit of step 2, sums of 2 steps are here"):
         await scene.catching_up.commit(commit_of(2, attempt=1))
-    await scene.hear(2, attempt=2)
+    await scene.receive_frames(2, attempt=2)
     scene.released.set()
     scene.take(attempt=2)
     await scene.catching_up.run()
@@ -315,7 +315,7 @@ async def test_a_sum_whose_step_did_not_commit_is_forgotten(scene: Scene) -> Non
 
 
 async def test_a_lost_step_or_another_history_is_nothing_to_go_on_with(scene: Scene) -> None:
-    await scene.hear(2)
+    await scene.receive_frames(2)
     goes_on = scene.catching_up.can_resume
     assert goes_on(scene.assign(attempt=2, committed_steps=3), NAME)
     assert not goes_on(scene.assign(attempt=2, committed_steps=4), NAME)
@@ -326,7 +326,7 @@ async def test_a_lost_step_or_another_history_is_nothing_to_go_on_with(scene: Sc
 
 async def test_a_source_that_is_gone_costs_the_attempt_and_not_what_was_heard(scene: Scene) -> None:
     await scene.directory.withdraw(Role.PEER, "source")
-    await scene.hear(2)
+    await scene.receive_frames(2)
     scene.take()
     with pytest.raises(ExceptionGroup) as raised:
         await scene.catching_up.run()
@@ -346,7 +346,7 @@ async def test_what_was_heard_does_not_lie_about_when_nobody_wants_it(
 ) -> None:
     monkeypatch.setattr("swarm_ft.peer.state.learner.Backlog", partial(Backlog, memory_bytes=0))
     async with played(Scene(make_spec(dp_codec="none"), tmp_path)) as scene:
-        await scene.hear(2)
+        await scene.receive_frames(2)
         assert names_in(scene.newcomer.folder) == [f"heard-{file_stem(RUN)}-1-3-2.sum"]
         scene.catching_up.close()
         assert names_in(scene.newcomer.folder) == []

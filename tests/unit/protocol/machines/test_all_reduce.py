@@ -15,6 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.codec.sizes import PIECE_ROWS, ROW_VALUES
+from swarm_ft.codec.spec import CodecName, CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, OutOfTurn, ProtocolError
 from swarm_ft.ids import Attempt, StepNumber
 from swarm_ft.protocol.machines.all_reduce import (
@@ -24,10 +27,7 @@ from swarm_ft.protocol.machines.all_reduce import (
     Effects,
     TransmitPiece,
 )
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import (
-    PIECE_ROWS,
-    ROW_VALUES,
     Division,
     EncodeShare,
     GradientPiece,
@@ -40,7 +40,7 @@ from swarm_ft.protocol.messages.reduction import (
     SumShares,
     TakeSum,
 )
-from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
+from tests.draws import draws
 
 T = TypeVar("T")
 Event = tuple[Callable[[Any], None], Any]
@@ -87,7 +87,7 @@ class Member:
             match effect:
                 case TransmitPiece(member, message):
                     if member in self.streams:
-                        self.streams[member].say(self.index, message)
+                        self.streams[member].send(self.index, message)
                 case BreakOff():
                     raise AssertionError(effect)
                 case _:
@@ -157,7 +157,7 @@ class Stream:
                 del end.streams[self.other(index)]
                 end.machine.disconnected(self.other(index))
 
-    def say(self, index: int, message: PieceMessage) -> None:
+    def send(self, index: int, message: PieceMessage) -> None:
         if isinstance(message, GradientPiece):
             open_pieces = self.unacknowledged[index][message.key.phase]
             assert message.key not in open_pieces, "sent twice on one stream"
@@ -170,9 +170,9 @@ class Stream:
         self.read[index].append(message)
         if isinstance(message, PieceAck):
             self.unacknowledged[index][message.key.phase].discard(message.key)
-        self.hear(index, message)
+        self.receive(index, message)
 
-    def hear(self, index: int, message: PieceMessage) -> None:
+    def receive(self, index: int, message: PieceMessage) -> None:
         end = self.ends[index]
         end.apply(end.machine.receive(self.other(index), message))
 
@@ -230,7 +230,7 @@ class Simulation:
     def again(self, of: tuple[Stream, int]) -> None:
         """A message that was read before comes once more."""
         stream, index = of
-        stream.hear(index, self.pick(stream.read[index]))
+        stream.receive(index, self.pick(stream.read[index]))
 
     def connect(self, pair: tuple[Member, Member]) -> None:
         self.streams[pair] = Stream(*pair)
@@ -270,7 +270,7 @@ def listeners_of(num_members: int) -> st.SearchStrategy[set[int]]:
     return st.sets(st.integers(0, num_members - 1), max_size=num_members - 1)
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=draws(200))
 @given(data=st.data(), num_members=st.integers(1, 5))
 def test_every_member_gets_every_sum_of_the_givers_once_in_their_order(
     data: st.DataObject, num_members: int
@@ -296,7 +296,7 @@ def test_a_gradient_of_many_windows_goes_through_them(listening: Collection[int]
     assert simulation.run() == [expected(simulation.divisions[-1])] * 2
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=draws(150))
 @given(data=st.data(), num_members=st.integers(2, 5), num_events=st.integers(0, 300))
 def test_all_that_cannot_go_on_lack_the_one_that_stopped_or_who_does(
     data: st.DataObject, num_members: int, num_events: int

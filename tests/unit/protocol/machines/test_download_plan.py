@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.download import MAX_RANGE_CHUNKS, DownloadPlan
+from tests.draws import draws
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
@@ -50,11 +51,11 @@ def test_sources_get_different_chunks_and_less_towards_the_end() -> None:
 
 def test_what_is_here_already_is_not_asked_for() -> None:
     plan = DownloadPlan(10, [A], present=[0, 1, 4, 9])
-    asked: list[int] = []
+    requested: list[int] = []
     while wanted := plan.next_range(A):
-        asked += wanted
+        requested += wanted
         bring(plan, A, wanted)
-    assert asked == [2, 3, 5, 6, 7, 8]
+    assert requested == [2, 3, 5, 6, 7, 8]
     assert plan.is_complete
 
 
@@ -144,7 +145,7 @@ class Race:
 
     def run(self) -> None:
         for source in self.sources:
-            self.ask(source)
+            self.request(source)
         while self.events and not self.plan.is_complete:
             self.now_s, _, source, index = heapq.heappop(self.events)
             if self.brought[source] == self.deaths[source]:
@@ -152,11 +153,11 @@ class Race:
             else:
                 self.brought[source] += 1
                 self.plan.received(index)
-                self.ask(source)
+                self.request(source)
             for other in sorted(self.idle):
-                self.ask(other)
+                self.request(other)
 
-    def ask(self, source: PeerId) -> None:
+    def request(self, source: PeerId) -> None:
         self.idle.discard(source)
         wanted = self.plan.next_range(source)
         if not wanted:
@@ -166,7 +167,7 @@ class Race:
         heapq.heappush(self.events, (done_s, len(self.events), source, wanted[0]))
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=draws(150))
 @given(
     num_chunks=st.integers(0, 120),
     present=st.sets(st.integers(0, 119)),

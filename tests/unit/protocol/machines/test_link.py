@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.machines.link import (
@@ -23,8 +24,8 @@ from swarm_ft.protocol.machines.link import (
 from swarm_ft.protocol.messages.boundary import Ack, BoundaryHello, FrameKey
 from swarm_ft.protocol.messages.link import ChannelHello, ChannelKind, ChannelMessage, LinkHello
 from swarm_ft.protocol.messages.reduction import Phase, PieceAck, PieceKey, ReduceHello, Scope
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
+from tests.draws import draws
 
 BOUNDARY, REPLICAS, STAGES = ChannelKind
 SCOPES = {REPLICAS: Scope.REPLICAS, STAGES: Scope.STAGES}
@@ -181,14 +182,14 @@ class Side:
 
     def apply(self, effects: list[LinkEffect]) -> list[ChannelMessage]:
         """Run the effects; return the messages to send."""
-        said: list[ChannelMessage] = []
+        messages: list[ChannelMessage] = []
         for effect in effects:
             kind = effect.kind
             match effect:
                 case Greet():
                     assert (kind, self.attempts[kind]) not in self.greeted, "one a stream"
                     self.greeted.append((kind, self.attempts[kind]))
-                    said.append(hello(kind, self.attempts[kind], peer=self.name))
+                    messages.append(hello(kind, self.attempts[kind], peer=self.name))
                 case Connected(_, theirs):
                     assert kind not in self.connected
                     assert theirs.attempt == self.attempts[kind]
@@ -200,7 +201,7 @@ class Side:
                     assert kind in self.connected
                     assert isinstance(message, Ack | PieceAck)
                     assert message.key.attempt == self.attempts[kind], "not of another attempt"
-        return said
+        return messages
 
 
 class TwoEnds(RuleBasedStateMachine):
@@ -221,15 +222,15 @@ class TwoEnds(RuleBasedStateMachine):
         for side in (0, 1):
             self.come_up(side)
 
-    def say(self, side: int, effects: list[LinkEffect]) -> None:
-        said = self.ends[side].apply(effects)
+    def send(self, side: int, effects: list[LinkEffect]) -> None:
+        messages = self.ends[side].apply(effects)
         if self.is_up[side]:
-            self.ways[side].extend(said)
+            self.ways[side].extend(messages)
 
     def come_up(self, side: int) -> None:
         self.ends[side].greeted.clear()
         self.is_up[side] = True
-        self.say(side, self.ends[side].machine.up())
+        self.send(side, self.ends[side].machine.up())
 
     @rule(side=sides, kind=kinds, ahead=st.integers(0, 1))
     def begin(self, side: int, kind: ChannelKind, ahead: int) -> None:
@@ -241,12 +242,12 @@ class TwoEnds(RuleBasedStateMachine):
         self.newest = attempt
         self.end(side, kind)
         end.attempts[kind] = attempt
-        self.say(side, end.machine.open(hello(kind, attempt, peer=end.name)))
+        self.send(side, end.machine.open(hello(kind, attempt, peer=end.name)))
 
     @rule(side=sides, kind=kinds)
     def end(self, side: int, kind: ChannelKind) -> None:
         end = self.ends[side]
-        self.say(side, end.machine.close(kind))
+        self.send(side, end.machine.close(kind))
         assert kind not in end.connected
 
     @rule(side=sides, kind=kinds, number=st.integers(0, 3))
@@ -260,7 +261,7 @@ class TwoEnds(RuleBasedStateMachine):
     def arrive(self, side: int) -> None:
         if self.is_up[side] and self.ways[1 - side]:
             message = self.ways[1 - side].popleft()
-            self.say(side, self.ends[side].machine.receive(message))
+            self.send(side, self.ends[side].machine.receive(message))
 
     @rule(side=sides)
     @precondition(lambda self: any(self.is_up))
@@ -270,7 +271,7 @@ class TwoEnds(RuleBasedStateMachine):
             way.clear()
         if self.is_up[side]:
             self.is_up[side] = False
-            self.say(side, self.ends[side].machine.down())
+            self.send(side, self.ends[side].machine.down())
             assert not self.ends[side].connected
 
     @rule()
@@ -295,7 +296,7 @@ class TwoEnds(RuleBasedStateMachine):
                 end.attempts[kind] = attempt
                 end.machine.close(kind)
                 end.connected.discard(kind)
-                self.say(side, end.machine.open(hello(kind, attempt, peer=end.name)))
+                self.send(side, end.machine.open(hello(kind, attempt, peer=end.name)))
         while any(self.ways):
             self.arrive(0)
             self.arrive(1)
@@ -304,5 +305,5 @@ class TwoEnds(RuleBasedStateMachine):
 
 TwoEndsTest = TwoEnds.TestCase
 TwoEndsTest.settings = settings(
-    derandomize=True, deadline=None, max_examples=150, stateful_step_count=40
+    derandomize=True, deadline=None, max_examples=draws(150), stateful_step_count=40
 )

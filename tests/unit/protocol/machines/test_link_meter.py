@@ -218,8 +218,8 @@ def train(meter: LinkMeter, now_s: float, rate: float, came_us: int | None = Non
     end = meter.on_idle(now_s + 0.02)
     assert end is not None
     there_s = now_s + 0.01 + 1e6 / rate
-    told_us = round(1e6 * there_s) if came_us is None else came_us
-    assert meter.on_pong(LinkPong(end.serial, told_us), there_s + 0.01) is None
+    reported_us = round(1e6 * there_s) if came_us is None else came_us
+    assert meter.on_pong(LinkPong(end.serial, reported_us), there_s + 0.01) is None
     return there_s + 0.01
 
 

@@ -68,8 +68,10 @@ def test_the_best_that_can_be_had_again_is_the_first_of_them(
     values: list[float], saved: frozenset[int]
 ) -> None:
     found = judged(train_of(), values, saved).saved
-    kept = [(value, step) for step, value in enumerate(values, 1) if step in saved]
-    assert found == (Best(StepNumber(min(kept)[1]), min(kept)[0]) if kept else None)
+    candidates = [(value, step) for step, value in enumerate(values, 1) if step in saved]
+    assert found == (
+        Best(StepNumber(min(candidates)[1]), min(candidates)[0]) if candidates else None
+    )
 
 
 def test_without_patience_nothing_stops() -> None:

@@ -83,8 +83,8 @@ Count = Annotated[int, Range(1, 9)]
 def test_what_is_refused_is_said_with_what_was_expected(
     hint: object, value: object, words: str | None
 ) -> None:
-    said = refusal(value, hint)
-    assert said is None if words is None else said is not None and said.startswith(words)
+    text = refusal(value, hint)
+    assert text is None if words is None else text is not None and text.startswith(words)
 
 
 @given(st.integers(), st.integers(), st.integers())
@@ -95,10 +95,10 @@ def test_a_range_takes_its_ends_and_what_lies_between(low: int, high: int, value
 @given(st.one_of(st.floats(), st.text(), st.binary(), st.none(), st.tuples(st.text())))
 def test_whatever_comes_is_refused_in_a_short_line(value: object) -> None:
     for hint in (Count, Annotated[str, OneOf(("x" * 9,))]):
-        said = refusal(value, hint)
-        assert said is not None
-        assert len(said) < 200
-        assert said.isprintable()
+        text = refusal(value, hint)
+        assert text is not None
+        assert len(text) < 200
+        assert text.isprintable()
 
 
 @dataclass(frozen=True)

@@ -110,12 +110,12 @@ def test_what_must_be_given_has_no_default() -> None:
 
 
 def test_values_go_to_the_parts_that_declare_them() -> None:
-    given = {"what": "door", "coats": 3, "dry": True, "hours": None, "of others": 1}
-    assert build(Job, given) == Job(what="door", paint=Paint(coats=3), dry=True)
+    values = {"what": "door", "coats": 3, "dry": True, "hours": None, "of others": 1}
+    assert build(Job, values) == Job(what="door", paint=Paint(coats=3), dry=True)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"what": "window"}, "--what: expected at most 5 bytes of UTF-8, got 6"),
         ({"hours": 0}, "--hours: expected 1 or more, got 0"),
@@ -126,10 +126,10 @@ def test_values_go_to_the_parts_that_declare_them() -> None:
     ],
 )
 def test_what_is_out_of_bounds_is_named_as_users_know_it(
-    given: dict[str, object], message: str
+    values: dict[str, object], message: str
 ) -> None:
     with pytest.raises(BadOption) as raised:
-        build(Job, {"what": "door", **given})
+        build(Job, {"what": "door", **values})
     assert raised.value.message == message
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.digest import digest_of
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.protocol.spec.training_plan import Permutation
 
@@ -27,11 +27,11 @@ def test_every_element_comes_once_and_its_place_is_found_again(size: int, salt: 
 @given(size=st.integers(1, MAX_SAMPLES), places=st.lists(st.integers(0), min_size=1, max_size=9))
 @settings(derandomize=True, deadline=None)
 def test_places_of_any_size_are_found_again(size: int, places: list[int]) -> None:
-    asked = np.array([place % size for place in places])
+    indices = np.array([place % size for place in places])
     permutation = Permutation(size, b"any")
-    elements = permutation.at(asked)
+    elements = permutation.at(indices)
     assert ((elements >= 0) & (elements < size)).all()
-    assert np.array_equal(permutation.places_of(elements), asked)
+    assert np.array_equal(permutation.places_of(elements), indices)
 
 
 def test_an_element_does_not_depend_on_what_else_is_asked_for() -> None:

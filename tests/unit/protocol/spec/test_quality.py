@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.protocol.spec.codec_spec import (
-    MAX_QUALITY_STEP,
-    MIN_QUALITY_STEP,
-    Direction,
-    parse_codec_spec,
-)
+from swarm_ft.codec.spec import MAX_QUALITY_STEP, MIN_QUALITY_STEP, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.quality import Prices, QualityControl, measures_at, num_measured
 from swarm_ft.protocol.spec.run_spec import forward_codec_of
 
@@ -33,9 +28,9 @@ def test_steps_are_measured_now_and_then_and_the_first_is_not() -> None:
 
 @given(st.floats(0.0, 1.0), st.booleans(), st.lists(st.floats(), max_size=20))
 def test_whatever_is_told_the_step_is_one_that_codecs_take(
-    asked: float, adapts: bool, told: list[float]
+    quality: float, adapts: bool, excesses: list[float]
 ) -> None:
-    control = after(QualityControl.of(asked, adapts=adapts), *told)
+    control = after(QualityControl.of(quality, adapts=adapts), *excesses)
     assert MIN_QUALITY_STEP <= control.step_size <= MAX_QUALITY_STEP
     parsed = parse_codec_spec(forward_codec_of(control.step_size), Direction.FORWARD)
     assert parsed.number == pytest.approx(control.step_size)
@@ -44,33 +39,35 @@ def test_whatever_is_told_the_step_is_one_that_codecs_take(
 
 @either
 def test_less_asked_is_a_finer_step(adapts: bool) -> None:
-    steps = [QualityControl.of(asked, adapts=adapts).step_size for asked in (0.001, 0.01, 0.1)]
+    steps = [QualityControl.of(quality, adapts=adapts).step_size for quality in (0.001, 0.01, 0.1)]
     assert steps == sorted(set(steps))
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.booleans())
 def test_less_asked_is_no_coarser_codec_of_gradients(
-    asked: float, other: float, adapts: bool
+    quality: float, other: float, adapts: bool
 ) -> None:
     bits = [
         parse_codec_spec(Prices.of(adapts=adapts).backward_codec(each), Direction.BACKWARD).number
-        for each in sorted((asked, other))
+        for each in sorted((quality, other))
     ]
     assert bits[0] >= bits[1]
 
 
-@pytest.mark.parametrize("asked", [0.001, 0.003, 0.01, 0.03, 0.1])
-def test_adapters_are_coded_more_finely(asked: float) -> None:
+@pytest.mark.parametrize("quality", [0.001, 0.003, 0.01, 0.03, 0.1])
+def test_adapters_are_coded_more_finely(quality: float) -> None:
     """The codes are finer both ways, for every share, and after each measurement."""
-    weights, adapters = (QualityControl.of(asked, adapts=adapts) for adapts in (False, True))
+    weights, adapters = (QualityControl.of(quality, adapts=adapts) for adapts in (False, True))
     assert adapters.step_size < weights.step_size
-    assert after(adapters, asked).step_size < after(weights, asked).step_size
-    assert after(adapters, asked).cost > after(weights, asked).cost
+    assert after(adapters, quality).step_size < after(weights, quality).step_size
+    assert after(adapters, quality).cost > after(weights, quality).cost
     fewer, more = (
-        parse_codec_spec(Prices.of(adapts=adapts).backward_codec(asked), Direction.BACKWARD).number
+        parse_codec_spec(
+            Prices.of(adapts=adapts).backward_codec(quality), Direction.BACKWARD
+        ).number
         for adapts in (False, True)
     )
-    assert more > fewer or asked < 0.01
+    assert more > fewer or quality < 0.01
 
 
 @either

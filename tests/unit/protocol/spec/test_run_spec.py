@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from swarm_ft.codec.spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.errors import BadCodec, BadModel, BadOption
 from swarm_ft.ids import SampleId
-from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import (
@@ -553,19 +553,18 @@ def test_held_out_samples_have_rows_behind_the_others_and_a_name_for_each_pass(
 def test_no_more_are_held_out_than_go_into_a_plan(
     train_spec: TrainSpec, changes: dict[str, Any], most: int
 ) -> None:
-    held = replace(train_spec, **changes, num_eval_samples=most)
-    assert TrainSpec.most_eval_samples(held, held.num_samples) == most
+    evaluated = replace(train_spec, **changes, num_eval_samples=most)
+    assert TrainSpec.most_eval_samples(evaluated, evaluated.num_samples) == most
     with pytest.raises(BadOption, match="expected"):
-        replace(held, num_eval_samples=most + 1)
+        replace(evaluated, num_eval_samples=most + 1)
 
 
 @pytest.mark.parametrize(
     ("forward", "backward", "others"),
     [
         ("aq3+z", "q3+z", [("aq2", "none"), ("aqc0.5", "top10"), ("aqtop10", "fp16+z")]),
-        ("q4", "q4+ef", [("none", "q2+z+ef"), ("top10", "top10+ef"), ("hq4", "q8+ef")]),
+        ("q4", "q4+ef", [("none", "q2+z+ef"), ("top10", "top10+ef"), ("q4+z", "q8+ef")]),
         ("aq4", "q4+ef21", [("aq8+z", "top10+ef21")]),
-        ("aq4", "top10+efmix", [("aq1", "top30+efmix")]),
     ],
 )
 def test_codecs_may_go_on_with_what_others_keep_of_samples(
@@ -599,7 +598,7 @@ def test_codecs_that_keep_something_else_are_refused(
     assert len(raised.value.message) < 300
 
 
-@pytest.mark.parametrize(("codec", "kin"), [("q4+ef", "q2+ef"), ("top10+efmix", "top20+efmix")])
+@pytest.mark.parametrize(("codec", "kin"), [("q4+ef", "q2+ef"), ("top10+ef21", "q2+ef21")])
 def test_a_codec_with_feedback_is_followed_by_one_with_the_same(
     train_spec: TrainSpec, codec: str, kin: str
 ) -> None:
@@ -611,24 +610,29 @@ def test_a_codec_with_feedback_is_followed_by_one_with_the_same(
 
 def test_what_fills_the_pipeline_follows_unless_it_was_said(train_spec: TrainSpec) -> None:
     assert train_spec.with_codecs(Codecs("aq2", "q8")).fill_frame_codec.bits == 2
-    said = replace(train_spec, fill_codec="aq3")
-    assert said.with_codecs(Codecs("aq2", "q8")).fill_frame_codec.bits == 3
+    filled = replace(train_spec, fill_codec="aq3")
+    assert filled.with_codecs(Codecs("aq2", "q8")).fill_frame_codec.bits == 3
 
 
 def test_what_drains_the_pipeline_follows_unless_it_was_said(train_spec: TrainSpec) -> None:
     assert train_spec.with_codecs(Codecs("aq2", "q8")).drain_frame_codec.bits == 8
-    said = replace(train_spec, drain_codec="q3")
-    assert said.with_codecs(Codecs("aq2", "q8")).drain_frame_codec.bits == 3
+    drained = replace(train_spec, drain_codec="q3")
+    assert drained.with_codecs(Codecs("aq2", "q8")).drain_frame_codec.bits == 3
 
 
-ASKED = {"forward_codec": "aq3+z", "backward_codec": "q3+z", "key_codec": "q4+z", "quality": 0.01}
+WITH_QUALITY = {
+    "forward_codec": "aq3+z",
+    "backward_codec": "q3+z",
+    "key_codec": "q4+z",
+    "quality": 0.01,
+}
 
 
 def test_codecs_follow_from_a_quality() -> None:
-    train = train_spec_of(**ASKED)
+    train = train_spec_of(**WITH_QUALITY)
     step = QualityControl.of(0.01, adapts=False).step_size
     assert train.codecs == Codecs(f"aqk{step:g}", "q2+z")
-    assert train_spec_of(**ASKED | {"quality": 0.03}).codecs.backward == "q1.5+z"
+    assert train_spec_of(**WITH_QUALITY | {"quality": 0.03}).codecs.backward == "q1.5+z"
     assert train.key_codec == f"qk{round(0.7 * step, 2):g}"
     finer = train.with_codecs(Codecs("aqk0.1", "q1.5+z"))
     assert (finer.forward_codec, finer.key_codec) == ("aqk0.1", "qk0.07")
@@ -637,7 +641,7 @@ def test_codecs_follow_from_a_quality() -> None:
 
 
 def test_codecs_follow_from_a_quality_otherwise_for_adapters() -> None:
-    train = train_spec_of(**ASKED, adapter=Adapter.LORA)
+    train = train_spec_of(**WITH_QUALITY, adapter=Adapter.LORA)
     step = QualityControl.of(0.01, adapts=True).step_size
     assert train.codecs == Codecs(f"aqk{step:g}", "q3+z")
     assert replace(train, num_steps=train.num_steps + 1).codecs == train.codecs
@@ -656,11 +660,11 @@ def test_codecs_follow_from_a_quality_otherwise_for_adapters() -> None:
 )
 def test_a_quality_leaves_no_choice_of_codecs(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(BadOption, match=re.escape(why)):
-        train_spec_of(**ASKED | changes)
+        train_spec_of(**WITH_QUALITY | changes)
 
 
 def test_shadows_have_names_behind_all_others_and_rows_of_the_samples() -> None:
-    train = train_spec_of(**ASKED, num_eval_samples=2, eval_compression=EvalCompression.BOTH)
+    train = train_spec_of(**WITH_QUALITY, num_eval_samples=2, eval_compression=EvalCompression.BOTH)
     shadows = [train.shadow_of(SampleId(sample)) for sample in range(train.num_samples)]
     assert shadows == list(range(train.num_names, train.num_names + train.num_samples))
     assert [train.row_of(shadow) for shadow in shadows] == list(range(train.num_samples))

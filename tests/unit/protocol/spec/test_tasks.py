@@ -141,10 +141,10 @@ def test_whatever_bytes_come_they_are_refused_or_have_classes(data: bytes) -> No
 # ---- metrics
 
 
-def counts(told: list[int], there: list[int], num_classes: int) -> list[int]:
+def counts(predictions: list[int], labels: list[int], num_classes: int) -> list[int]:
     classes = range(num_classes)
-    right = [sum(a == b == k for a, b in zip(told, there, strict=True)) for k in classes]
-    return [*right, *map(told.count, classes), *map(there.count, classes)]
+    right = [sum(a == b == k for a, b in zip(predictions, labels, strict=True)) for k in classes]
+    return [*right, *map(predictions.count, classes), *map(labels.count, classes)]
 
 
 # Values of scikit-learn 1.9.1: accuracy_score, matthews_corrcoef, f1_score (binary; macro of more).
@@ -158,23 +158,26 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("told", "there", "num_classes", "expected"), KNOWN)
+@pytest.mark.parametrize(("predictions", "labels", "num_classes", "expected"), KNOWN)
 def test_metrics_are_the_usual_ones(
-    told: list[int], there: list[int], num_classes: int, expected: tuple[float, float, float]
+    predictions: list[int],
+    labels: list[int],
+    num_classes: int,
+    expected: tuple[float, float, float],
 ) -> None:
     task = Classification(TaskKind.CLASSIFICATION, NAMES[:num_classes])
-    found = task.metrics(counts(told, there, num_classes))
+    found = task.metrics(counts(predictions, labels, num_classes))
     assert list(found) == ["accuracy", "matthews_correlation", "f1"]
     assert tuple(found.values()) == pytest.approx(expected)
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=40))
 def test_matthews_correlation_is_that_of_two_numbers(pairs: list[tuple[int, int]]) -> None:
-    told, there = ([pair[place] for pair in pairs] for place in (0, 1))
+    predictions, labels = ([pair[place] for pair in pairs] for place in (0, 1))
     task = Classification(TaskKind.CLASSIFICATION, NAMES[:2])
-    found = task.metrics(counts(told, there, 2))["matthews_correlation"]
-    if len(set(told)) == len(set(there)) == 2:
-        assert found == pytest.approx(float(np.corrcoef(told, there)[0, 1]))
+    found = task.metrics(counts(predictions, labels, 2))["matthews_correlation"]
+    if len(set(predictions)) == len(set(labels)) == 2:
+        assert found == pytest.approx(float(np.corrcoef(predictions, labels)[0, 1]))
     else:
         assert found == 0.0
 

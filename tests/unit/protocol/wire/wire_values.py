@@ -14,8 +14,10 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.ids import MicrobatchIndex, SampleId
-from swarm_ft.protocol.messages.boundary import Ack, EncodedTensor, Frame, FrameKind
+from swarm_ft.protocol.messages.boundary import Ack, Frame, FrameKind, SideInfoPart
 from swarm_ft.protocol.messages.control import PlanStep, WholeTokens
 from swarm_ft.protocol.messages.reduction import PieceAck
 from swarm_ft.protocol.messages.reports import (
@@ -46,7 +48,6 @@ from swarm_ft.protocol.spec.bounds import (
     field_hints,
     metadata,
 )
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.member_name import ChosenName, ShownName
 from swarm_ft.protocol.spec.microbatch import Microbatch
@@ -84,7 +85,7 @@ def kinds_of(wire: WireType[Any]) -> Mapping[str, tuple[Any, Descriptor]]:
     if not _is_union(wire.kind):
         return {"": (wire.kind, descriptor)}
     kinds = {kind.__name__: kind for kind in get_args(wire.kind)}
-    by_hand = {"FrameKey": "Ack", "PieceKey": "PieceAck"}
+    by_hand = {"FrameKey": "Ack", "PieceKey": "PieceAck", "SharedBasis": "SideInfoPart"}
     found = {}
     for field in descriptor.oneofs[0].fields:
         inner = field.message_type
@@ -110,7 +111,7 @@ def values_of(kind: Any, descriptor: Descriptor) -> Strategy:
 def _of(hint: Any, field: FieldDescriptor | None) -> Strategy:
     if _is_union(hint):
         return st.none() | _of(present(hint), field)
-    kind, notes = said_of(hint)
+    kind, notes = annotation_of(hint)
     if any(isinstance(note, VersionField) for note in notes):
         return st.just(PROTOCOL_VERSION)
     if get_origin(kind) is not None:
@@ -221,10 +222,10 @@ def _limits(field: FieldDescriptor | None) -> tuple[int, int]:
 
 # fmt: off
 FORWARD = [
-    "none", "fp16", "bf16", "q1", "q8f", "q4tc+d", "aq2", "aq1.5t+z", "hq3", "top0.01", "aqtop30",
-    "qc0.02", "aqc8+d", "lowrank256+z",
+    "none", "fp16", "bf16", "q1", "q8f", "q4tc+d", "aq2", "aq1.5t+z", "top0.01", "aqtop30",
+    "qc0.02", "aqc8+d",
 ]
-BACKWARD = ["none", "fp16+ef", "q8", "q2+d+z", "top10+efmix", "lowrank4+ef21+z", "qc0.5+ef"]
+BACKWARD = ["none", "fp16+ef", "q8", "q2+d+z", "top10+ef", "qc0.5+ef21+z", "qc0.5+ef"]
 # fmt: on
 codecs = st.one_of(
     st.sampled_from(FORWARD).map(lambda text: parse_codec_spec(text, Direction.FORWARD)),
@@ -320,7 +321,7 @@ def _plans(draw: st.DrawFn) -> PlanStep:
 @st.composite
 def _spans(draw: st.DrawFn) -> Spans:
     hints = field_hints(Spans)
-    entries = {name: _of(get_args(said_of(hint)[0])[0], None) for name, hint in hints.items()}
+    entries = {name: _of(get_args(annotation_of(hint)[0])[0], None) for name, hint in hints.items()}
     rows = draw(st.lists(st.tuples(*entries.values()), max_size=5))
     return Spans(*zip(*rows, strict=True)) if rows else Spans()
 
@@ -337,6 +338,7 @@ _SPECIAL: dict[Any, Strategy] = {
     TrainSpec: _train_specs(),
     ModelSpec: _model_specs(),
     PlanStep: _plans(),
+    SideInfoPart: st.builds(SideInfoPart, st.binary(max_size=20), u32),
     Spans: _spans(),
 }
 _SPECIAL[RunSpec] = st.builds(RunSpec, model=_SPECIAL[ModelSpec], train=_SPECIAL[TrainSpec])
@@ -352,7 +354,7 @@ def out_of_bounds(
     A list replaces all entries of a repeated field. Classes in `tried` are left out, and then added
     to it: each is tried at one of its places.
     """
-    if kind in tried:
+    if kind in tried or kind is SideInfoPart:  # whose fields have other names on the wire
         return
     tried.add(kind)
     for name, hint in field_hints(kind).items():
@@ -364,7 +366,7 @@ def out_of_bounds(
 def _bad(
     hint: Any, field: FieldDescriptor, tried: set[Any]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    kind, notes = said_of(present(hint))
+    kind, notes = annotation_of(present(hint))
     message = field.message_type
     if get_origin(kind) is not None:
         yield from _bad_collections(kind, notes, field, tried)
@@ -462,7 +464,7 @@ _BEYOND: Mapping[type, tuple[Any, ...]] = {
 # ---- facts from types
 
 
-def said_of(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+def annotation_of(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return a type without its metadata, and its declared or implied bounds."""
     notes = metadata(hint)
     named = get_args(hint)[0] if notes else hint

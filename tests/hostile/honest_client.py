@@ -29,13 +29,13 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run came to: its losses, and its weights, file by file."""
+    """The result of a run: its losses, and its weights, file by file."""
 
     losses: tuple[float, ...]
     weights: tuple[bytes, ...]
 
 
-class Beside:
+class HonestClient:
     """See the module's docstring; begin with `open`, then all attacks, then `concluded`.
 
     Args:
@@ -61,7 +61,7 @@ class Beside:
         self._commit_times_s: list[float] = []
         self._first_commit = 0
         self._changed = asyncio.Condition()
-        self._held = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._at_rest = asyncio.Event()
         self._is_to_end = False
         self._task: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class Beside:
         return self
 
     async def concluded(self) -> int:
-        """How many runs came out as the quiet one, once the last of them has ended.
+        """Wait for the last run's end; return the number of runs, all equal to the quiet one.
 
         Raises:
             RunFailed: one did not.
@@ -134,13 +134,13 @@ class Beside:
         return max((b - a for a, b in pairwise([*times_s, time.monotonic()])), default=0.0)
 
     def commits_between(self, since_s: float, until_s: float) -> int:
-        """How many steps committed between two moments of the monotonic clock."""
+        """Count the steps that were committed between two moments of the monotonic clock."""
         return sum(since_s < at_s <= until_s for at_s in self._commit_times_s)
 
     @asynccontextmanager
     async def finished(self) -> AsyncIterator[RunStatus]:
         """A run that is over, whose result lies at its peers as long as the context lasts."""
-        async with self._held:
+        async with self._lock:
             await self._unless_over(self._at_rest.wait())
             if self.status is None:
                 raise RunFailed("no run has begun")
@@ -181,7 +181,7 @@ class Beside:
 
     async def _rest(self) -> None:
         """Let those look at the result who asked for one."""
-        while self._held.locked():
+        while self._lock.locked():
             self._at_rest.set()
             await asyncio.sleep(POLL_S)
         self._at_rest.clear()
