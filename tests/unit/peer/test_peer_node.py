@@ -377,12 +377,12 @@ async def test_a_peer_logs_and_stores_how_much_of_its_memory_counts(
     assert (joined.hello.machine_key, joined.hello.machine_memory_bytes) == ("secret", 1 << 34)
     shares = [node.memory_share]
     share = MemoryShare(memory_bytes=1 << 29, num_peers=3)
-    await joined.say(share)
+    await joined.send(share)
     await ready(joined, assign_of())
     shares.append(node.memory_share)
     assert "counts 512 MiB of the 1 GiB that this peer lends: 3 peers" in caplog.text
     assert "512 MiB of 1 GiB, 3 peers on this machine" in StatusLine(node, Shape())()
-    await joined.say(MemoryShare(memory_bytes=1 << 30, num_peers=1))
+    await joined.send(MemoryShare(memory_bytes=1 << 30, num_peers=1))
     await ready(joined, assign_of(attempt=2))
     assert [*shares, node.memory_share] == [None, share, None]
     assert "counts all of the 1 GiB" in caplog.text
