@@ -58,6 +58,7 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import RESERVE_BYTES
 from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.places import Places
+from swarm_ft.coordinator.plan.shared_memory import site_of
 from swarm_ft.coordinator.reason_texts import as_text
 from swarm_ft.coordinator.recording.recorder import Recorder, Sink, Surroundings
 from swarm_ft.coordinator.relays import RelayRegistry
@@ -111,6 +112,7 @@ from swarm_ft.protocol.messages.control import (
     ClockReply,
     CommitStep,
     FromPeer,
+    MemoryShare,
     PeerHello,
     PlanStep,
     Renewed,
@@ -129,6 +131,7 @@ from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.spec.sample_rows import Counts, counts_of_all
+from swarm_ft.protocol.spec.sizes import format_size
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
@@ -523,9 +526,18 @@ class CoordinatorService:
         if run.phase > RunPhase.FINISHED:
             del self._logged_phases[run.run_id]
 
+    def _log_share(self, peer_id: PeerId, share: MemoryShare) -> None:
+        logger.info(
+            "peer %s: placements count %s of its memory; %d peers share its machine",
+            *(self._names.shown(peer_id), format_size(share.memory_bytes), share.num_peers),
+        )
+
     def _perform(self, effect: Effect) -> None:
         """Perform an effect; of the records, which are written already, only the end of a run."""
         match effect:
+            case SendMessage(peer_id, MemoryShare() as share):
+                self._log_share(peer_id, share)
+                self._put(peer_id, effect)
             case SendMessage(peer_id, PlanStep() as plan):
                 traced = self._watchers.is_traced(plan.run_id)
                 self._put(peer_id, replace(effect, message=replace(plan, traced=traced)))
@@ -707,7 +719,8 @@ class CoordinatorService:
             offer = f"layers {hello.layers or 'auto'}", str(grant) or "no limits"
             shown = self._names.shown(hello.peer_id)
             logger.info("peer %s joined from %s: %s (%s)", shown, stream.remote, *offer)
-            self._handle(PeerJoined(hello, grant))
+            site = site_of(hello, address_of(host))
+            self._handle(PeerJoined(replace(hello, machine_key=""), grant, site))
             reading = self._read(stream, hello.peer_id)
             await until_one_ends(outbox.write(stream), outbox.dropped(), reading)
         finally:
