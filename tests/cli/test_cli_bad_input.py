@@ -271,7 +271,7 @@ def test_addresses_that_lead_nowhere_are_refused(
     assert all(word in line for word in words), line
 
 
-# ---- plaintext: asked for, and on this machine
+# ---- plaintext: on request, and on this machine
 
 
 def test_a_coordinator_without_keys_says_how_to_make_them(run_here: RunHere, place: Path) -> None:

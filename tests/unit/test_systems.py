@@ -204,12 +204,12 @@ def test_a_signal_calls_what_it_should_and_ends_nothing(
     before = signal.getsignal(signal.SIGTERM)
 
     async def work() -> None:
-        came = asyncio.Event()
-        on_signal(signal.SIGTERM, came.set)
+        has_come = asyncio.Event()
+        on_signal(signal.SIGTERM, has_come.set)
         for _ in range(2):
             signal.raise_signal(signal.SIGTERM)
-            await came.wait()
-            came.clear()
+            await has_come.wait()
+            has_come.clear()
 
     try:
         asyncio.run(work())
@@ -277,14 +277,14 @@ def test_macos_tells_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_windows_tells_its_free_memory(monkeypatch: pytest.MonkeyPatch, lacks: Lacks) -> None:
-    def ask(pointer: object) -> int:
+    def fill_status(pointer: object) -> int:
         status = pointer._obj  # type: ignore[attr-defined]  # noqa: SLF001  # ctypes' own word
         assert status.length == 64
         status.available = 7 << 30
         return 1
 
     lacks(os, "sysconf")
-    kernel32 = SimpleNamespace(GlobalMemoryStatusEx=ask)
+    kernel32 = SimpleNamespace(GlobalMemoryStatusEx=fill_status)
     windll = SimpleNamespace(kernel32=kernel32)
     monkeypatch.setattr(ctypes, "windll", windll, raising=False)
     monkeypatch.setattr(subprocess, "run", _no_such_command)
@@ -369,8 +369,8 @@ def shown_command_line(script: str, *arguments: str) -> list[str]:
     """Return the command line that the system shows of a Python process after this script ran."""
     script += "\nprint(open('/proc/self/cmdline').read())"
     command = [sys.executable, "-c", script, *arguments]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return told.stdout.rstrip("\n").split("\0")[3:]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return result.stdout.rstrip("\n").split("\0")[3:]
 
 
 @needs_proc
