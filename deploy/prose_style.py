@@ -21,10 +21,10 @@ from typing import NamedTuple
 FOLDERS = ("swarm_ft", "benchmarks", "deploy", "tests", "examples")
 LIMITS = {
     "fragment": 10,
-    "speech": 221,
-    "name": 485,
+    "speech": 16,
+    "name": 306,
     "long-sentence": 203,
-    "wide-line": 4,
+    "wide-line": 0,
     "readme": 0,
 }
 MAX_WORDS, MAX_COLUMNS = 25, 100
