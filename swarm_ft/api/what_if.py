@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -32,10 +32,12 @@ EXPECTED = (
     "'peer NAME: gone'"
 )
 _WORDS = re.compile(
-    r"peer\s+(?P<peer>\S+?)\s*:\s*(?:(?P<gone>gone)|(?P<mbps>\d+(?:\.\d+)?)\s*Mbps"
+    r"peer\s+(?P<peer>\S+?(?:\s+\(\S+\))?)\s*:\s*(?:(?P<gone>gone)|(?P<mbps>\d+(?:\.\d+)?)\s*Mbps"
     r"(?:\s+(?P<way>up|down))?|(?P<factor>\d+(?:\.\d+)?)\s*x\s+compute)",
     re.IGNORECASE,
 )
+MAX_LINE_BYTES = 1 << 20
+"""Bytes of a text with names, which may name all peers."""
 _OF_PLANS = frozenset(EventKind) - {EventKind.SNAPSHOT_WHOLE, EventKind.RUN_EVALUATED}
 
 
@@ -108,8 +110,8 @@ def parse_change(words: str, state: SwarmState, names: MemberNames = NO_NAMES) -
     """Parse a change.
 
     Args:
-        words: Text such as "peer NAME: 20 Mbps"; the first letters of an id suffice if they are
-            unique.
+        words: Text such as "peer NAME: 20 Mbps". NAME is a name for people, with or without the
+            letters in parentheses, or the first letters of an id; it has to mean one member.
         state: State of the swarm with its members.
         names: Names of members for people.
 
@@ -134,6 +136,7 @@ def parse_change(words: str, state: SwarmState, names: MemberNames = NO_NAMES) -
 
 
 def _named(words: str, name: str, state: SwarmState, names: MemberNames) -> PeerId:
+    name = " ".join(name.split())
     meant = [peer for peer in state.members if peer == name]
     found = names.found(name)
     meant = meant or [
@@ -150,6 +153,8 @@ def _named(words: str, name: str, state: SwarmState, names: MemberNames) -> Peer
 def compare(moment: Moment, run_id: RunId, changes: Sequence[Change]) -> Comparison:
     """Simulate a run from a moment on, with these changes and without them.
 
+    All texts of the result have the moment's names of members.
+
     Raises:
         BadOption: The run is over, or has no peers at that moment.
     """
@@ -163,17 +168,18 @@ def compare(moment: Moment, run_id: RunId, changes: Sequence[Change]) -> Compari
     for change in changes:
         machines[change.peer_id] = _machine(machines.get(change.peer_id, Machine()), change)
         state = _with_change(state, change)
-    was = _Foreseen(run, moment.machines, moment.machines, {})
+    names = moment.names
+    was = _Foreseen(run, moment.machines, moment.machines, {}, names.shown)
     factors = {change.peer_id: change.compute_factor for change in changes}
-    will = _Foreseen(run, moment.machines, machines, factors)
+    will = _Foreseen(run, moment.machines, machines, factors, names.shown)
     gone = [PeerLost(change.peer_id) for change in changes if change.is_gone]
     return Comparison(
         run_id=run_id,
         step=run.past.all_steps,
         num_steps=run.spec.train.num_steps,
-        changes=tuple(change.text for change in changes),
-        baseline=_outlook(moment.state, run, was, []),
-        changed=_outlook(state, run, will, gone),
+        changes=tuple(names.in_text(change.text, MAX_LINE_BYTES) for change in changes),
+        baseline=_outlook(moment.state, run, was, [], names),
+        changed=_outlook(state, run, will, gone, names),
         unknown=will.unknown(run),
     )
 
@@ -212,6 +218,7 @@ class _Foreseen:
         before: Measurements of the members.
         machines: Measurements with the change.
         factors: Factors of the computing speed, by peer.
+        name_of: Function from a peer's id to its name for people.
     """
 
     def __init__(
@@ -220,13 +227,15 @@ class _Foreseen:
         before: Mapping[PeerId, Machine],
         machines: Mapping[PeerId, Machine],
         factors: Mapping[PeerId, float],
+        name_of: Callable[[str], str],
     ) -> None:
+        self._name_of = name_of
         self._machines = machines
         self._factors = factors
         self._known: dict[object, tuple[float, str]] = {}
         self._seconds, self._stages = run.measured.seconds, run.computing
         self._took_s = fmean(run.measured.step_seconds) if run.measured.step_seconds else None
-        self._was_s, _ = _forecast(run, before) if run.computing else (0.0, "")
+        self._was_s, _ = _forecast(run, before, name_of) if run.computing else (0.0, "")
 
     def step_s(self, run: Run) -> float:
         """See `Speeds`."""
@@ -273,13 +282,18 @@ class _Foreseen:
         is_first = run.is_in_first_epoch
         key = run.computing, is_first
         if key not in self._known:
-            self._known[key] = _forecast(run, self._machines) if run.computing else (0.0, "")
+            self._known[key] = (
+                _forecast(run, self._machines, self._name_of) if run.computing else (0.0, "")
+            )
         return self._known[key]
 
 
-def _forecast(run: Run, machines: Mapping[PeerId, Machine]) -> tuple[float, str]:
+def _forecast(
+    run: Run, machines: Mapping[PeerId, Machine], name_of: Callable[[str], str]
+) -> tuple[float, str]:
     """Return the least seconds of a step, and its bottleneck."""
-    found = forecast(run.spec_at(run.past.all_steps + 1), _placed(run, machines))
+    spec = run.spec_at(run.past.all_steps + 1)
+    found = forecast(spec, _placed(run, machines), name_of=name_of)
     is_first = run.is_in_first_epoch
     return found.first_step_s if is_first else found.step_s, found.bound_by
 
@@ -300,7 +314,9 @@ def _placed(run: Run, machines: Mapping[PeerId, Machine]) -> list[PlacedPeer]:
 # ---- results
 
 
-def _outlook(state: SwarmState, run: Run, speeds: _Foreseen, events: Iterable[Event]) -> Projection:
+def _outlook(
+    state: SwarmState, run: Run, speeds: _Foreseen, events: Iterable[Event], names: MemberNames
+) -> Projection:
     went = simulate_from(state, run.run_id, speeds, events)
     after = went.state.runs.get(run.run_id, run)
     half = went.step_s[len(went.step_s) // 2 :]
@@ -311,23 +327,23 @@ def _outlook(state: SwarmState, run: Run, speeds: _Foreseen, events: Iterable[Ev
         step_s=step_s,
         eta_s=None if step_s is None else went.seconds + left * step_s,
         bound_by=speeds.bound_by(after) if after.computing else "",
-        plans=tuple(_plans(went, run)),
-        pipeline=_pipeline(after) or "no peers at work",
+        plans=tuple(_plans(went, run, names)),
+        pipeline=_pipeline(after, names.shown) or "no peers at work",
     )
 
 
-def _plans(went: SimulationResult, run: Run) -> Iterator[tuple[float, str]]:
+def _plans(went: SimulationResult, run: Run, names: MemberNames) -> Iterator[tuple[float, str]]:
     """Yield the decisions about the run and the members."""
     for after_s, one in went.happened:
         if one.kind in _OF_PLANS and one.run_id in (None, run.run_id):
-            yield after_s, event_in_words(one.kind, one.reason)
+            yield after_s, names.in_text(event_in_words(one.kind, one.reason), MAX_LINE_BYTES)
 
 
-def _pipeline(run: Run) -> str:
+def _pipeline(run: Run, name_of: Callable[[str], str]) -> str:
     """Describe the stages with their peers and the microbatches of each."""
     stages = (
         f"layers {stage.layers}: "
-        + ", ".join(f"{peer} ({share_of(run, peer)} a step)" for peer in stage.peers)
+        + ", ".join(f"{name_of(peer)} ({share_of(run, peer)} a step)" for peer in stage.peers)
         for stage in run.computing
     )
     return "; ".join(stages)

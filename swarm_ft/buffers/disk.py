@@ -1,8 +1,9 @@
 """The disk tier: finds, places and evicts records on disk.
 
-The tier decides; `Slab` reads and writes payloads, outside of the store's lock. A new version of a
-record goes to another slot than the old one, which is free only once the write has succeeded. A
-torn write therefore leaves the old version whole.
+A run has a folder with several slabs. A slab is a file of slots of one size, and its `SlotTable`
+knows which slots are free. The tier decides where records are; `Slab` reads and writes payloads,
+outside of the store's lock. A new version of a record goes to another slot than the old one, which
+is free only once the write has succeeded. A torn write therefore leaves the old version whole.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from pathlib import Path
 from swarm_ft.buffers.memory import Visits
 from swarm_ft.buffers.records import NOWHERE, BufferKey, End, Index
 from swarm_ft.buffers.slab import PAGE_BYTES, Slab, SlabError, SlabIdentity, SlotTable, run_of
+from swarm_ft.digest import digest_of
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import BlockIndex, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import private_folder
-from swarm_ft.protocol.spec.digest import digest_of
-from swarm_ft.systems import binary_flags, lock_file
+from swarm_ft.systems import lock_file
 
 # ---- the directory of a peer's buffers: one folder a run, one process at a time
 
@@ -32,14 +33,19 @@ _RUN_PREFIX = "run-"
 
 
 @dataclass(frozen=True, slots=True)
-class OtherRun:
-    """Files in the directory that belong to another run, or to a run with another spec."""
+class DeleteJob:
+    """Deletion of a folder with buffers of another run, or of this run with another spec.
+
+    Attributes:
+        path: Folder of the other run.
+        num_bytes: Bytes of its files.
+    """
 
     path: Path
     num_bytes: int
 
     def run(self) -> None:
-        """Delete the files to make room; errors of the file system are ignored."""
+        """Delete the folder to make room; errors of the file system are ignored."""
         logger.info("%s: deleted %d bytes of another run's buffers", self.path, self.num_bytes)
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -49,7 +55,8 @@ class BufferDirectory:
 
     Attributes:
         own: Folder of this run and spec. The first record that is written creates it.
-        others: Folders of other runs, sorted by age; the oldest is last.
+        others: One job for each folder of another run, to delete it if space is needed; the oldest
+            folder is last.
 
     Raises:
         BadOption: The directory cannot be used, or another process uses it.
@@ -60,7 +67,7 @@ class BufferDirectory:
         self.own = path / f"{_RUN_PREFIX}{name}"
         try:
             private_folder(path)
-            self._lock = os.open(path / "lock", binary_flags(os.O_RDWR | os.O_CREAT), 0o600)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 if not lock_file(self._lock):
                     raise BadOption(
@@ -68,15 +75,15 @@ class BufferDirectory:
                     )
                 self.others = self._find_others(path)
             except BaseException:
-                os.close(self._lock)
+                os.close(self._lock)  # nobody could call `close`
                 raise
         except OSError as error:
             raise BadOption(f"buffers in {path}: the directory cannot be used: {error}") from error
 
-    def _find_others(self, path: Path) -> list[OtherRun]:
+    def _find_others(self, path: Path) -> list[DeleteJob]:
         folders = [p for p in path.glob(f"{_RUN_PREFIX}*") if p.is_dir() and p != self.own]
         folders.sort(key=lambda p: p.stat().st_mtime, reverse=True)
-        found = [OtherRun(p, sum(f.stat().st_size for f in p.iterdir())) for p in folders]
+        found = [DeleteJob(p, sum(f.stat().st_size for f in p.iterdir())) for p in folders]
         for other in found:
             logger.info("%s: buffers of another run; deleted first if space is needed", other.path)
         return found
@@ -131,8 +138,12 @@ def folders_older_than(path: Path, unix_s: float) -> list[Path]:
     return [f for f in folders if max(p.stat().st_mtime for p in (f, *f.iterdir())) < unix_s]
 
 
+# ---- the tier
+
 _SLOT_BITS = 40
+"""Bits of a slot's number in the index, which joins it with the number of the slot's table."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a write to a full disk, or beyond the user's share of it."""
 _WRITES_UNTIL_GROWING_AGAIN = 256
 """Writes until the tier tries again to extend files, after the disk was full."""
 EXACT_SIZES = 16
@@ -180,8 +191,8 @@ class DiskTier:
     ) -> None:
         self._directory, self._owner, self._quota_bytes = directory, owner, quota_bytes
         self._visits, self._index = visits, index
-        self._tables: list[SlotTable] = []
-        self._by_size: dict[int, SlotTable] = {}
+        self._tables: list[SlotTable] = []  # retired ones stay, since the index has their numbers
+        self._by_size: dict[int, SlotTable] = {}  # by payload bytes; without retired tables
         self._bytes: Counter[BlockIndex] = Counter()
         self._warnings: set[str] = set()
         self._writes_without_growing = 0
@@ -189,9 +200,13 @@ class DiskTier:
         self.evicted: list[BufferKey] = []
         for payload_bytes in directory.slab_sizes():
             self._open(payload_bytes)
-        while directory.others and not self._may_grow(0):
-            directory.others[-1].run()
-            self.on_folder_removed(directory.others[-1])
+        self._delete_others_over_quota()
+
+    def _delete_others_over_quota(self) -> None:
+        """Delete the oldest folders of other runs until all files fit the quota."""
+        while (oldest := self._oldest_other) is not None and not self._has_room_for(0):
+            oldest.run()
+            self.on_folder_removed(oldest)
 
     # ---- where things are
 
@@ -219,8 +234,10 @@ class DiskTier:
 
     def begin_write(
         self, key: BufferKey, version: int, payload_bytes: int, visit: int, step: int
-    ) -> Place | OtherRun | None:
+    ) -> Place | DeleteJob | None:
         """Reserve a slot for a record.
+
+        The slot is free, or at the end of a file that may grow, or that of an evicted record.
 
         Args:
             key: Key of the record.
@@ -231,32 +248,44 @@ class DiskTier:
             step: Last committed step.
 
         Returns:
-            The reserved slot; or files of another run that have to be deleted first; or None if all
-            records on disk are needed earlier than this one, or the file cannot be opened.
+            The reserved slot; or a folder of another run to delete first, after which the caller
+            tries again; or None if all records on disk are needed earlier than this one, or the
+            file cannot be opened.
         """
-        payload_bytes = self._slab_size(payload_bytes)
-        table = self._by_size.get(payload_bytes)
-        if table is None:
-            if not self._may_grow(PAGE_BYTES + 2 * self._owner.slot_bytes(payload_bytes)):
-                return self._directory.others[-1] if self._directory.others else None
-            table = self._open(payload_bytes)
-        if table is None:
-            return None
+        table = self._table_for(self._slab_size(payload_bytes))
+        if not isinstance(table, SlotTable):
+            return table
         # A record on disk is replaced through a second slot. Without a spare slot a full disk
-        # would accept no new version.
-        spare = 0 if self._has_version_in(table, key) else 1
+        # would accept no new version. A new record therefore leaves one slot free.
+        num_spare = 0 if self._has_version_in(table, key) else 1
         slot: int | None
-        if table.num_free > spare:
+        if table.num_free > num_spare:
             slot = table.take_free()
-        elif self._may_grow((1 + spare - table.num_free) * table.slab.slot_bytes):
+        elif self._try_to_grow((1 + num_spare - table.num_free) * table.slab.slot_bytes):
             slot = table.grow()
-        elif self._directory.others:
-            return self._directory.others[-1]
+        elif self._oldest_other is not None:
+            return self._oldest_other
         else:
             slot = self._evict_from(table, visit, step)
-        if slot is None:
-            return None
-        return Place(table, slot, version)
+        return Place(table, slot, version) if slot is not None else None
+
+    def _table_for(self, payload_bytes: int) -> SlotTable | DeleteJob | None:
+        """Return the table with slots of this size, created if necessary.
+
+        Returns:
+            The table; or a folder of another run to delete first; or None if there is no room, or
+            the file cannot be opened.
+        """
+        if payload_bytes in self._by_size:
+            return self._by_size[payload_bytes]
+        if self._try_to_grow(PAGE_BYTES + 2 * self._owner.slot_bytes(payload_bytes)):
+            return self._open(payload_bytes)
+        return self._oldest_other
+
+    @property
+    def _oldest_other(self) -> DeleteJob | None:
+        others = self._directory.others
+        return others[-1] if others else None
 
     def finish_write(self, place: Place, key: BufferKey) -> bool:
         """Register a record whose write succeeded.
@@ -270,17 +299,21 @@ class DiskTier:
         self._place(key, place.table, place.slot, place.version)
         return True
 
-    def abandon(self, place: Place) -> None:
-        """Free the slot of a write whose record is out of date."""
+    def discard_write(self, place: Place) -> None:
+        """Free the slot of a write whose record is out of date by now."""
         if not place.table.is_retired:
             place.table.free(place.slot)
 
     def on_write_failed(self, place: Place, error: OSError | SlabError) -> list[BufferKey]:
-        """Handle a failed write; return the keys of records that were lost with their file."""
+        """Handle a failed write; return the keys of records that were lost with their file.
+
+        After a `SlabError` the whole file is lost. After an error of the system only this record is
+        not on disk, and its slot is released.
+        """
         if place.table.is_retired:
             return []
         if isinstance(error, SlabError):
-            return self._abandon_file(place.table, error)
+            return self._lose_file(place.table, error)
         if error.errno in _FULL:
             self._writes_without_growing = _WRITES_UNTIL_GROWING_AGAIN
         self._warn_once(
@@ -290,10 +323,10 @@ class DiskTier:
         place.table.give_back(place.slot)
         return []
 
-    def on_folder_removed(self, other: OtherRun) -> None:
-        """Register that another run's files were deleted."""
-        if other in self._directory.others:
-            self._directory.others.remove(other)
+    def on_folder_removed(self, job: DeleteJob) -> None:
+        """Register that another run's folder was deleted."""
+        if job in self._directory.others:
+            self._directory.others.remove(job)
 
     # ---- the whole
 
@@ -325,13 +358,14 @@ class DiskTier:
     def _slab_size(self, payload_bytes: int) -> int:
         """Return the payload size of the file for a record.
 
-        The first `EXACT_SIZES` sizes have a file each. Larger numbers of sizes are rounded up to
-        one of eight steps between a power of two and the next.
+        The first `EXACT_SIZES` sizes have a file each. Any further size is rounded up, so that
+        there are at most eight files for sizes between a power of two and the next.
         """
         if payload_bytes in self._by_size or len(self._by_size) < EXACT_SIZES:
             return payload_bytes
-        step = 1 << max(0, (payload_bytes - 1).bit_length() - 4)
-        return -(-payload_bytes // step) * step
+        power_of_two_above = 1 << (payload_bytes - 1).bit_length()
+        unit = max(1, power_of_two_above // 16)
+        return -(-payload_bytes // unit) * unit  # division that rounds up
 
     def _open(self, payload_bytes: int) -> SlotTable | None:
         """Open or create a file of slots; return None if that fails."""
@@ -378,13 +412,22 @@ class DiskTier:
             self._place(head.key, table, slot, head.version)
         table.free_all_empty()
 
-    def _may_grow(self, more_bytes: int) -> bool:
+    def _has_room_for(self, num_bytes: int) -> bool:
+        """Whether the quota allows this many bytes more."""
+        return self._quota_bytes is None or self.num_bytes + num_bytes <= self._quota_bytes
+
+    def _try_to_grow(self, num_bytes: int) -> bool:
+        """Return whether the files may grow by this many bytes now.
+
+        While the disk is assumed to be full the answer is no, and each call counts as a try.
+        """
         if self._writes_without_growing:
             self._writes_without_growing -= 1
             return False
-        return self._quota_bytes is None or self.num_bytes + more_bytes <= self._quota_bytes
+        return self._has_room_for(num_bytes)
 
     def _evict_from(self, table: SlotTable, visit: int, step: int) -> int | None:
+        """Evict the record that is needed last, if it is needed after `visit`; return its slot."""
         victim = table.needed_last(self._visits, step)
         if victim is None or victim.visit <= visit:
             return None
@@ -397,7 +440,7 @@ class DiskTier:
         found = self.find(key)
         return found is not None and found.table is table
 
-    def _abandon_file(self, table: SlotTable, error: SlabError) -> list[BufferKey]:
+    def _lose_file(self, table: SlotTable, error: SlabError) -> list[BufferKey]:
         """Retire a file that was deleted or damaged; the next write creates a new one."""
         gone = [self._index.key_of(code) for code in table.codes()]
         logger.warning(
@@ -419,6 +462,7 @@ class DiskTier:
             del self._by_size[table.slab.payload_bytes]
 
     def _place(self, key: BufferKey, table: SlotTable, slot: int, version: int) -> None:
+        """Register the slot of a record in its table and in the index."""
         table.fill(slot, self._index.code_of(key), version)
         self._index.set_place(key, table.number << _SLOT_BITS | slot)
         self._bytes[key.boundary] += table.slab.slot_bytes
@@ -428,6 +472,7 @@ class DiskTier:
         self._bytes[key.boundary] -= table.slab.slot_bytes
 
     def _table_of(self, number: int) -> tuple[SlotTable, int]:
+        """Return the table and slot that a number of the index stands for."""
         return self._tables[number >> _SLOT_BITS], number & (1 << _SLOT_BITS) - 1
 
     def _warn_once(self, text: str) -> None:

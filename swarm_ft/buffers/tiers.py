@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from swarm_ft.buffers.disk import DiskTier, OtherRun, Place
+from swarm_ft.buffers.disk import DeleteJob, DiskTier, Place
 from swarm_ft.buffers.memory import CachedRecord, MemoryTier, Visits
 from swarm_ft.buffers.records import BufferKey, BufferRecord, Index
 from swarm_ft.buffers.slab import Broken, SlabError
@@ -185,7 +185,7 @@ class Tiers:
         """Whether a record waits for the writer."""
         return self._memory.has_queue
 
-    def start_write(self) -> WriteJob | OtherRun | None:
+    def start_write(self) -> WriteJob | DeleteJob | None:
         """Return the next write or deletion, or None if nothing waits."""
         while self._disk and (waiting := self._memory.take_next_waiting()):
             key, cached, visit = waiting
@@ -206,11 +206,11 @@ class Tiers:
             self._make_room()
         return None
 
-    def finish_write(self, job: WriteJob | OtherRun, error: OSError | SlabError | None) -> None:
+    def finish_write(self, job: WriteJob | DeleteJob, error: OSError | SlabError | None) -> None:
         """Apply the result of a write, if its record is still the newest version of its key."""
         if self._disk is None:
             return
-        if isinstance(job, OtherRun):
+        if isinstance(job, DeleteJob):
             self._disk.on_folder_removed(job)
             return
         cached = self._memory.get(job.key)
@@ -221,7 +221,7 @@ class Tiers:
                 self._memory.wait_again(job.key)
                 return
         elif cached is None or cached.version != job.place.version:
-            self._disk.abandon(job.place)
+            self._disk.discard_write(job.place)
             return
         else:
             self._disk.finish_write(job.place, job.key)

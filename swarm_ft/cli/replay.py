@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from swarm_ft.protocol.messages.client import SwarmStatus
 
 
-MAX_LINE_BYTES = 1 << 20
-"""Bytes of a line of `--what-if`, which may name all peers."""
-
-
 def _time(_context: object, _option: object, text: str | None) -> float | None:
     """Parse a time to Unix seconds.
 
@@ -138,7 +134,8 @@ def replay(
         raise BadOption("--at, --at-time: expected one of the two, got both")
     files = files_of(journal, _key(key_file))
     run_id = RunId(run_name) if run_name else None
-    moment = replace(_chosen(files, step, unix_s, run_id), names=_names(journal))
+    moment = _chosen(files, step, unix_s, run_id)
+    moment = replace(moment, names=_names(journal, moment))
     click.echo(_headline(moment), err=True)
     if trace_file is not None:
         _trace(_until(files, moment), _only_run(moment, run_id), trace_file)
@@ -152,14 +149,19 @@ def replay(
     click.echo(json.dumps(status_fields(found)) if as_json else "\n".join(verbose_lines(found)))
 
 
-def _names(journal: Path) -> MemberNames:
-    """Return the names that members have now, as far as the swarm's keys are beside the journal."""
+def _names(journal: Path, moment: Moment) -> MemberNames:
+    """Return the names that members have now.
+
+    Members whose name is not in the registry beside the journal have the name of their id.
+    """
     from swarm_ft.api.swarm_keys import keys_folder
     from swarm_ft.coordinator.journal.registry import recorded_names
     from swarm_ft.coordinator.member_names import MemberNames
 
     names = MemberNames()
     names.replace(*recorded_names(keys_folder(str(journal))))
+    for peer in moment.state.members:
+        names.add(peer)
     return names
 
 
@@ -290,8 +292,7 @@ def _show_what_if(
 
     changes = [parse_change(words, moment.state, moment.names) for words in what_ifs]
     found = compare(moment, _going(moment, run_id), changes)
-    lines = (moment.names.in_text(line, MAX_LINE_BYTES) for line in _what_if_lines(found))
-    click.echo(json.dumps(asdict(found)) if as_json else "\n".join(lines))
+    click.echo(json.dumps(asdict(found)) if as_json else "\n".join(_what_if_lines(found)))
 
 
 def _going(moment: Moment, run_id: RunId | None) -> RunId:

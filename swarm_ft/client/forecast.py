@@ -19,6 +19,7 @@ import torch
 from rich.filesize import decimal
 
 from swarm_ft.codec import from_spec
+from swarm_ft.codec.spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.pipeline import min_microbatches
 from swarm_ft.protocol.machines.step_cost import (
@@ -37,7 +38,6 @@ from swarm_ft.protocol.machines.step_cost import (
 from swarm_ft.protocol.machines.step_time import Bound, Crossing, StageTime, exchanged
 from swarm_ft.protocol.messages.capacity import Costs, Placed, PlacedPeer
 from swarm_ft.protocol.messages.enrolment import name_lookup
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.flops import FORWARD_PART, all_flops, num_outputs, stage_flops
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.quality import num_measured
@@ -170,10 +170,8 @@ class Forecast:
     def line(self) -> str:
         """Return the range of the speed and of the time in one line, for people."""
         low, high = self.samples_range
-        first, later = f"{self.first_step_s:.3g}", f"{self.step_s:.3g}"
-        steps = (
-            f"{first} s a step" if first == later else f"{first} s a step at first, then {later}"
-        )
+        first, later = f"{self.first_step_s:.3g} s/step", f"{self.step_s:.3g} s/step"
+        steps = first if first == later else f"{first} at first, then {later}"
         return (
             f"forecast  {low:.3g} to {high:.3g} samples/s, "
             f"{duration_words(self.seconds_range.low, self.seconds_range.high)} "
@@ -246,9 +244,9 @@ def forecast(
         name_of: Function from a peer's id to its name for people.
     """
     costs = costs or bare()
-    stages = [_Stage(spec, tuple(group)) for _, group in groupby(placed, lambda one: one.layers)]
+    stages = _stages(spec, map(_on_shared_link, placed))
     train, factors = spec.train, factors_of(costs)
-    work = _Work(spec, stages, other_runs_s)
+    work = _Work(spec, stages, _stages(spec, placed), other_runs_s)
     later = stages[_entry(spec, stages) :]
     step = step_cost(work.later, factors)
     seconds, seconds_range = work.seconds(factors), work.range(costs)
@@ -326,6 +324,20 @@ def _unknown(placed: Sequence[PlacedPeer]) -> Iterable[str]:
 
 
 # ---- a stage
+
+
+def _on_shared_link(peer: PlacedPeer) -> PlacedPeer:
+    """Return the peer with the rates that its link leaves beside other runs."""
+    machine = replace(
+        peer.machine,
+        up_bytes_per_s=peer.shared_up_bytes_per_s or peer.machine.up_bytes_per_s,
+        down_bytes_per_s=peer.shared_down_bytes_per_s or peer.machine.down_bytes_per_s,
+    )
+    return replace(peer, machine=machine)
+
+
+def _stages(spec: RunSpec, placed: Iterable[PlacedPeer]) -> list[_Stage]:
+    return [_Stage(spec, tuple(group)) for _, group in groupby(placed, lambda one: one.layers)]
 
 
 class _Stage:
@@ -484,9 +496,18 @@ def _times(members: int) -> float:
 
 
 class _Work:
-    """Work of all steps of a job on given stages."""
+    """Work of all steps of a job on given stages.
 
-    def __init__(self, spec: RunSpec, stages: Sequence[_Stage], beside_s: float) -> None:
+    Args:
+        spec: The job.
+        stages: Stages on links that other runs share.
+        alone: The same stages on links without other runs.
+        beside_s: Seconds for which the other runs go on.
+    """
+
+    def __init__(
+        self, spec: RunSpec, stages: Sequence[_Stage], alone: Sequence[_Stage], beside_s: float
+    ) -> None:
         train = spec.train
         self._beside_s = beside_s
         self._num_first = min(train.num_steps, train.steps_per_epoch)
@@ -494,6 +515,8 @@ class _Work:
         self._spec, self._stages = spec, stages
         self.first = _pipeline(spec, stages, is_first=True)
         self.later = _pipeline(spec, stages[_entry(spec, stages) :], is_first=False)
+        self._first_alone = _pipeline(spec, alone, is_first=True).alone
+        self._later_alone = _pipeline(spec, alone[_entry(spec, alone) :], is_first=False).alone
 
     def seconds(self, factors: Factors) -> float:
         """Return the seconds of all steps; other runs slow them as long as these go on."""
@@ -502,15 +525,15 @@ class _Work:
             return beside_s
         done = self._beside_s / beside_s
         return self._beside_s + (1 - done) * self._all_s(
-            factors, self.first.alone, self.later.alone
+            factors, self._first_alone, self._later_alone
         )
 
     def range(self, costs: Costs) -> SecondsRange:
         """Return the range of seconds; its upper end has all evaluations and shadows."""
         factors = factors_of(costs)
         with_others_s = self._all_s(factors, self.first, self.later)
-        alone_s = self._all_s(factors, self.first.alone, self.later.alone)
-        quiet_s = self._all_s(factors, self.first.quiet, self.later.quiet)
+        alone_s = self._all_s(factors, self._first_alone, self._later_alone)
+        quiet_s = self._all_s(factors, self._first_alone.quiet, self._later_alone.quiet)
         spread = 0.0
         if quiet_s:
             by_runs = OTHER_RUNS_SPREAD * math.log(with_others_s / alone_s)

@@ -13,6 +13,7 @@ from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.plan.learned_costs import (
+    PeerLoad,
     RunMeasurements,
     costs_of,
     load_on,
@@ -166,12 +167,7 @@ class Capacity:
             if len(state.hosted.get(one.peer_id, ())) > state.members[one.peer_id].hello.max_beside
         ]
         if waits_s:  # the other runs there are over by then
-            alone = (
-                replace(
-                    one, machine=self._machine(one.peer_id), num_runs=0, busy=0.0, host_busy=0.0
-                )
-                for one in found.peers
-            )
+            alone = (_without_other_runs(one) for one in found.peers)
             starts_after_s = min(max(waits_s), MAX_LEFT_S)
             found = replace(found, peers=tuple(alone), starts_after_s=starts_after_s, beside_s=0.0)
         waiting = [run for run in state.going_runs if not run.attempt.assignments]
@@ -200,17 +196,7 @@ class Capacity:
         state = self._state()
         around = {p: load_on(state, self._machines, p, but) for p in (a.peer_id for a in placed)}
         peers = tuple(
-            PlacedPeer(
-                peer_id=one.peer_id,
-                layers=one.layers,
-                memory_bytes=state.members[one.peer_id].hello.memory_bytes,
-                machine=around[one.peer_id].share_link(self._machine(one.peer_id)),
-                num_runs=around[one.peer_id].num_runs,
-                busy=around[one.peer_id].busy,
-                host_busy=around[one.peer_id].host_busy,
-                host_load=around[one.peer_id].host_load,
-            )
-            for one in placed[:MAX_PLACED]
+            self._placed_peer(state, one, around[one.peer_id]) for one in placed[:MAX_PLACED]
         )
         left_s = max((one.left_s for one in around.values()), default=0.0)
         return Placed(
@@ -221,6 +207,35 @@ class Capacity:
             beside_s=min(left_s, MAX_LEFT_S),
             names=self._names.of((one.peer_id for one in peers), MAX_PLACED),
         )
+
+    def _placed_peer(
+        self, state: SwarmState, assignment: StageAssignment, load: PeerLoad
+    ) -> PlacedPeer:
+        machine = self._machine(assignment.peer_id)
+        shared = load.share_link(machine)
+        return PlacedPeer(
+            peer_id=assignment.peer_id,
+            layers=assignment.layers,
+            memory_bytes=state.members[assignment.peer_id].hello.memory_bytes,
+            machine=machine,
+            num_runs=load.num_runs,
+            busy=load.busy,
+            host_busy=load.host_busy,
+            host_load=load.host_load,
+            shared_up_bytes_per_s=shared.up_bytes_per_s if load.num_runs else 0.0,
+            shared_down_bytes_per_s=shared.down_bytes_per_s if load.num_runs else 0.0,
+        )
+
+
+def _without_other_runs(peer: PlacedPeer) -> PlacedPeer:
+    return replace(
+        peer,
+        num_runs=0,
+        busy=0.0,
+        host_busy=0.0,
+        shared_up_bytes_per_s=0.0,
+        shared_down_bytes_per_s=0.0,
+    )
 
 
 def check_lent(hello: PeerHello) -> None:

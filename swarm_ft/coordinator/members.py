@@ -19,6 +19,7 @@ from swarm_ft.protocol.messages.client import (
     Contributor,
     MemberActivity,
     MemberLink,
+    MemberState,
     MemberStatus,
     MemberWork,
     RunPhase,
@@ -90,6 +91,8 @@ class Roll:
             works=tuple(_work(post, peer) for post in posts[:MAX_HOSTED]),
             links=tuple(links.values())[:MAX_LINKS],
             given=state.contribution_of(peer),
+            state=_state_of(member, is_working=bool(posts)),
+            offered_bytes=member.offered_bytes or hello.memory_bytes,
         )
 
     def _may_know(self, peer: PeerId, posts: Sequence[_Post]) -> bool:
@@ -99,6 +102,14 @@ class Roll:
             return True
         runs = (post.run for post in posts)
         return any(may_read(caller, run.owner, run.spec.train.readers) for run in runs)
+
+
+def _state_of(member: Member, *, is_working: bool) -> MemberState:
+    if member.leaving is None:
+        return MemberState.WORKING if is_working else MemberState.IDLE
+    if not member.leaving.stays:
+        return MemberState.LEAVING
+    return MemberState.PAUSING if is_working else MemberState.PAUSED
 
 
 def contributors(state: SwarmState) -> tuple[Contributor, ...]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm_ft.buffers import BufferStore
+from swarm_ft.digest import file_stem
 from swarm_ft.errors import InternalError, OutOfMemory, OutOfTurn, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
@@ -33,7 +34,6 @@ from swarm_ft.protocol.messages.control import (
     StageExported,
 )
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
@@ -113,10 +113,10 @@ class StageHost:
             return self._state.engine.state_bytes
         return int(self._spec.memory_bytes(self._layers)) if self._layers is not None else 0
 
-    async def wait_light(self) -> None:
+    async def wait_memory_free(self) -> None:
         """Wait until no microbatch of the step under way holds memory."""
         if self._attempt is not None:
-            await self._attempt.is_light.wait()
+            await self._attempt.is_memory_free.wait()
 
     @property
     def reported_state(self) -> HeldStage | None:
@@ -144,7 +144,7 @@ class StageHost:
         attempt = self._attempt
         if attempt is not None and attempt.assign.attempt == plan.attempt:
             self._exchange.planned(plan)
-            attempt.plan(plan)
+            attempt.queue_step(plan)
 
     async def commit(self, commit: CommitStep) -> None:
         """Apply the step's gradients, once. A cancelled call still runs to its end.

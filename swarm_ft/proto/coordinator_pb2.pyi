@@ -31,6 +31,15 @@ class Actor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTOR_OWNER: _ClassVar[Actor]
     ACTOR_OPERATOR: _ClassVar[Actor]
 
+class MemberState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMBER_STATE_UNSPECIFIED: _ClassVar[MemberState]
+    MEMBER_STATE_IDLE: _ClassVar[MemberState]
+    MEMBER_STATE_WORKING: _ClassVar[MemberState]
+    MEMBER_STATE_PAUSING: _ClassVar[MemberState]
+    MEMBER_STATE_PAUSED: _ClassVar[MemberState]
+    MEMBER_STATE_LEAVING: _ClassVar[MemberState]
+
 class MemberActivity(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MEMBER_DOING_UNSPECIFIED: _ClassVar[MemberActivity]
@@ -90,6 +99,12 @@ ACTOR_UNSPECIFIED: Actor
 ACTOR_CLIENT: Actor
 ACTOR_OWNER: Actor
 ACTOR_OPERATOR: Actor
+MEMBER_STATE_UNSPECIFIED: MemberState
+MEMBER_STATE_IDLE: MemberState
+MEMBER_STATE_WORKING: MemberState
+MEMBER_STATE_PAUSING: MemberState
+MEMBER_STATE_PAUSED: MemberState
+MEMBER_STATE_LEAVING: MemberState
 MEMBER_DOING_UNSPECIFIED: MemberActivity
 MEMBER_DOING_LOADING: MemberActivity
 MEMBER_DOING_COMPUTING: MemberActivity
@@ -176,7 +191,7 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version", "max_beside", "device_memory_bytes", "session")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version", "max_beside", "device_memory_bytes", "session", "machine_key", "machine_memory_bytes")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +209,8 @@ class PeerHello(_message.Message):
     MAX_BESIDE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_KEY_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
@@ -211,7 +228,9 @@ class PeerHello(_message.Message):
     max_beside: int
     device_memory_bytes: int
     session: int
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., max_beside: _Optional[int] = ..., device_memory_bytes: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
+    machine_key: str
+    machine_memory_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., max_beside: _Optional[int] = ..., device_memory_bytes: _Optional[int] = ..., session: _Optional[int] = ..., machine_key: _Optional[str] = ..., machine_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class KeptShard(_message.Message):
     __slots__ = ("name", "digest")
@@ -829,8 +848,16 @@ class LeaveProgress(_message.Message):
     seconds: float
     def __init__(self, may_go: _Optional[bool] = ..., words: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
+class MemoryShare(_message.Message):
+    __slots__ = ("memory_bytes", "num_peers")
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PEERS_FIELD_NUMBER: _ClassVar[int]
+    memory_bytes: int
+    num_peers: int
+    def __init__(self, memory_bytes: _Optional[int] = ..., num_peers: _Optional[int] = ...) -> None: ...
+
 class ToPeer(_message.Message):
-    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "keep", "give", "drop", "clock", "idle", "revoked", "leave", "renewed", "contribution_report")
+    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "keep", "give", "drop", "clock", "idle", "revoked", "leave", "renewed", "memory_share", "contribution_report")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -846,6 +873,7 @@ class ToPeer(_message.Message):
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SHARE_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTION_REPORT_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     plan: PlanStep
@@ -862,8 +890,9 @@ class ToPeer(_message.Message):
     revoked: Revoked
     leave: LeaveProgress
     renewed: Renewed
+    memory_share: MemoryShare
     contribution_report: ContributionReport
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., keep: _Optional[_Union[KeepShard, _Mapping]] = ..., give: _Optional[_Union[GiveShard, _Mapping]] = ..., drop: _Optional[_Union[DropShards, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., leave: _Optional[_Union[LeaveProgress, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., contribution_report: _Optional[_Union[ContributionReport, _Mapping]] = ...) -> None: ...
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., keep: _Optional[_Union[KeepShard, _Mapping]] = ..., give: _Optional[_Union[GiveShard, _Mapping]] = ..., drop: _Optional[_Union[DropShards, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., leave: _Optional[_Union[LeaveProgress, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., memory_share: _Optional[_Union[MemoryShare, _Mapping]] = ..., contribution_report: _Optional[_Union[ContributionReport, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
     __slots__ = ("spec", "spec_digest", "run_id", "priority", "protocol_version")
@@ -1038,7 +1067,7 @@ class Grant(_message.Message):
     def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("peer_id", "layers", "idle", "grant", "endpoint", "device", "memory_bytes", "version", "speaks", "joined_ago_s", "heard_ago_s", "machine", "works", "links", "given")
+    __slots__ = ("peer_id", "layers", "idle", "grant", "endpoint", "device", "memory_bytes", "version", "speaks", "joined_ago_s", "heard_ago_s", "machine", "works", "links", "given", "state", "offered_bytes")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
@@ -1054,6 +1083,8 @@ class MemberStatus(_message.Message):
     WORKS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     idle: str
@@ -1069,7 +1100,9 @@ class MemberStatus(_message.Message):
     works: _containers.RepeatedCompositeFieldContainer[MemberWork]
     links: _containers.RepeatedCompositeFieldContainer[MemberLink]
     given: Contribution
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., endpoint: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., speaks: _Optional[int] = ..., joined_ago_s: _Optional[float] = ..., heard_ago_s: _Optional[float] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., works: _Optional[_Iterable[_Union[MemberWork, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[MemberLink, _Mapping]]] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
+    state: MemberState
+    offered_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., endpoint: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., speaks: _Optional[int] = ..., joined_ago_s: _Optional[float] = ..., heard_ago_s: _Optional[float] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., works: _Optional[_Iterable[_Union[MemberWork, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[MemberLink, _Mapping]]] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ..., state: _Optional[_Union[MemberState, str]] = ..., offered_bytes: _Optional[int] = ...) -> None: ...
 
 class MemberWork(_message.Message):
     __slots__ = ("run_id", "layers", "stage", "replica", "num_replicas", "doing", "waits_for", "share", "parts_begun", "num_parts", "microbatch_s")
@@ -1356,7 +1389,7 @@ class PlaceRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class PlacedPeer(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "machine", "num_runs", "busy", "host_busy", "host_load")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "machine", "num_runs", "busy", "host_busy", "host_load", "shared_up_bytes_per_s", "shared_down_bytes_per_s")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -1365,6 +1398,8 @@ class PlacedPeer(_message.Message):
     BUSY_FIELD_NUMBER: _ClassVar[int]
     HOST_BUSY_FIELD_NUMBER: _ClassVar[int]
     HOST_LOAD_FIELD_NUMBER: _ClassVar[int]
+    SHARED_UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SHARED_DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
@@ -1373,7 +1408,9 @@ class PlacedPeer(_message.Message):
     busy: float
     host_busy: float
     host_load: float
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., num_runs: _Optional[int] = ..., busy: _Optional[float] = ..., host_busy: _Optional[float] = ..., host_load: _Optional[float] = ...) -> None: ...
+    shared_up_bytes_per_s: float
+    shared_down_bytes_per_s: float
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., num_runs: _Optional[int] = ..., busy: _Optional[float] = ..., host_busy: _Optional[float] = ..., host_load: _Optional[float] = ..., shared_up_bytes_per_s: _Optional[float] = ..., shared_down_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Costs(_message.Message):
     __slots__ = ("logs", "covariance", "num_runs", "surprise")

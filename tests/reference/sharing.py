@@ -313,11 +313,14 @@ class _Division:
     # ---- who is left
 
     def _give_the_rest(self, runs: Sequence[Run]) -> None:
-        for peer in tuple(self._free):
-            in_turn = sorted(runs, key=self.place_in_line)
-            helped = next((run for run in in_turn if self._helps(run, peer)), None)
-            if helped is not None:
-                self._take(helped, [peer])
+        num_free = -1
+        while len(self._free) != num_free:
+            num_free = len(self._free)
+            for peer in tuple(self._free):
+                in_turn = sorted(runs, key=self.place_in_line)
+                helped = next((run for run in in_turn if self._helps(run, peer)), None)
+                if helped is not None:
+                    self._take(helped, [peer])
         broken = [run for run in self._active if run.phase is RunPhase.WAITING]
         if broken and self._free:
             # Who helps nobody alone may yet do so where a run has to be placed anew.

@@ -1,6 +1,8 @@
 """Attempts: assignments of stages to peers, from the first one to those after losses.
 
-An attempt ends with `interrupt`; `advance` starts the next as soon as its peers are there.
+An attempt ends with `interrupt`. A run with peers then gets its next attempt from `advance`, as
+soon as these peers are there. If weights are lost, `go_back` returns the run to a snapshot and
+leaves it without peers. Such runs, and new ones, get peers from `place_waiting`.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from swarm_ft.coordinator.decide import blame
 from swarm_ft.coordinator.facts.events import RollbackRecord, Transition
@@ -69,86 +72,15 @@ from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 
+# ---- the end of an attempt, and of a run
+
 
 def interrupt(turn: Transition, run: Run) -> None:
-    """End the present attempt; `advance` starts the next when it can."""
+    """End the present attempt; the run waits until `advance` starts the next one.
+
+    Learners that caught up are replicas in the next attempt.
+    """
     turn.save_run(replace(with_caught_up(run), phase=RunPhase.WAITING, notice=None))
-
-
-def keeps_polling(turn: Transition, run: Run) -> bool:
-    """Whether a failed attempt goes on loading, to learn which other peers cannot host the run.
-
-    If no peer can, the run is over; a peer that is released before it checked would never report
-    it.
-    """
-    unknown = turn.state.members.keys() & set(run.peers) - run.misfits.keys()
-    if run.phase is not RunPhase.LOADING or run.committed_steps or run.attempt.loaded:
-        return False
-    able = share_of(turn.state, run, turn.now_s)
-    return bool(unknown) and not find_placement(able, run, turn.now_s).assignments
-
-
-def advance(turn: Transition) -> None:
-    """Continue runs whose attempt ended."""
-    for run in turn.state.active_runs:
-        if run.phase <= RunPhase.WAITING and turn.now_s >= run.not_before_s:
-            _resume(turn, run)
-
-
-def expire(turn: Transition) -> None:
-    """End runs that no set of members could host for too long."""
-    queue_s = turn.state.queue_s
-    for run in turn.state.going_runs:
-        if turn.now_s - run.unplaced_since_s < queue_s or run.steering.is_paused:
-            continue
-        if find_placement(
-            eligible_members(turn.state, run, turn.now_s), run, turn.now_s
-        ).assignments:
-            turn.set_run(replace(run, unplaced_since_s=math.inf))
-        else:
-            waited = () if run.detail is None else (run.detail,)
-            expired = Reason(kind=ReasonKind.QUEUE_EXPIRED, amount=queue_s, parts=waited)
-            end(turn, run, RunPhase.FAILED, expired)
-
-
-def end(turn: Transition, run: Run, phase: RunPhase, detail: Reason) -> None:
-    """End the run, and release every connected member, including former participants.
-
-    The run's storage key is dropped, so that nobody can decrypt what remains on other machines'
-    disks.
-    """
-    turn.save_run(replace(run, phase=phase, detail=detail, storage_key=b""))
-    if run.attempt.number != NO_ATTEMPT:
-        for peer in turn.state.members:
-            turn.send(peer, Release(run_id=run.run_id, reason=detail, is_over=True))
-
-
-def release(turn: Transition, run: Run, peer_id: PeerId, kind: ReasonKind) -> None:
-    """Release a peer from the run."""
-    turn.send(peer_id, Release(run_id=run.run_id, reason=Reason(kind=kind)))
-
-
-def send_idle_reasons(turn: Transition) -> None:
-    """Send each member without work the reason, once."""
-    state, members = turn.state, dict(turn.state.members)
-    reasons = _reasons_to_idle(state, turn.now_s)
-    for peer_id, member in state.members.items():
-        reason = reasons[peer_id]
-        if reason != member.idle:
-            members[peer_id] = replace(member, idle=reason)
-        if reason is not None and reason != member.idle and member.leaving is None:
-            turn.send(peer_id, Idle(reason=reason))
-    if any(reasons[peer] != member.idle for peer, member in state.members.items()):
-        turn.state = replace(state, members=MappingProxyType(members))
-
-
-def _reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason | None]:
-    """Return each member's reason to be idle, cached until an input changes."""
-    answers = state.memo.of((division_inputs(state, now_s), state.standings))
-    if "idle" not in answers:
-        answers["idle"] = reasons_to_idle(state, now_s)
-    found: Mapping[PeerId, Reason | None] = answers["idle"]
-    return found
 
 
 def suspend_and_continue(
@@ -164,7 +96,7 @@ def suspend_and_continue(
         turn: Present transition.
         run: Run of these peers.
         reasons: Reason for each of them.
-        no_control: Those of them that no other peer can be compared with; only this run suspends
+        no_control: Those of them whose failure no other peer confirms; only this run suspends
             them.
     """
     losses = []
@@ -178,74 +110,117 @@ def suspend_and_continue(
     interrupt(turn, replace(run, detail=several(losses)))
 
 
-def on_stage_offered(turn: Transition, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
-    """Forward a source's first offer to its learners; the other sources offer the same bytes."""
-    attempt, proofs = run.attempt, dict(run.attempt.proofs)
-    for learner in attempt.learners:
-        proof = offer.proofs.get(learner.peer_id)
-        if proof is None or learner.step != offer.step or peer_id not in learner.sources:
+def continues_loading(turn: Transition, run: Run) -> bool:
+    """Whether a first attempt that failed goes on loading.
+
+    It does if no placement is left, but other peers have yet to report whether they can host the
+    run. If none can, the run is over; a peer that is released earlier would not report that. A peer
+    that is ready, or waits for others, has loaded its stage: then one can.
+    """
+    unchecked = turn.state.members.keys() & (set(run.peers) - run.misfits.keys())
+    if run.phase is not RunPhase.LOADING or run.committed_steps:
+        return False
+    if run.attempt.loaded or run.attempt.awaited.waited_s:
+        return False
+    able = share_of(turn.state, run, turn.now_s)
+    return bool(unchecked) and not find_placement(able, run, turn.now_s).assignments
+
+
+def end(turn: Transition, run: Run, phase: RunPhase, detail: Reason) -> None:
+    """End the run, and release every connected member, including former participants.
+
+    The run's storage key is dropped, so that nobody can decrypt what remains on other machines'
+    disks.
+    """
+    turn.save_run(replace(run, phase=phase, detail=detail, storage_key=b""))
+    if run.attempt.number != NO_ATTEMPT:
+        for peer in turn.state.members:
+            turn.send(peer, Release(run_id=run.run_id, reason=detail, is_over=True))
+
+
+def expire(turn: Transition) -> None:
+    """End runs that have waited for too long, and that the present members cannot host."""
+    state, now_s = turn.state, turn.now_s
+    for run in state.going_runs:
+        if now_s - run.unplaced_since_s < state.queue_s or run.steering.is_paused:
             continue
-        if learner.peer_id not in proofs:
-            turn.send(learner.peer_id, _catch_up(run, peer_id, offer, learner))
-        proofs[learner.peer_id] = proofs.get(learner.peer_id, frozenset()) | {proof}
-    turn.set_run(replace(run, attempt=replace(attempt, proofs=MappingProxyType(proofs))))
+        if find_placement(eligible_members(turn.state, run, now_s), run, now_s).assignments:
+            # The run waits for its turn only. Its time starts again if that changes.
+            turn.set_run(replace(run, unplaced_since_s=math.inf))
+        else:
+            last_detail = () if run.detail is None else (run.detail,)
+            expired = Reason(kind=ReasonKind.QUEUE_EXPIRED, amount=state.queue_s, parts=last_detail)
+            end(turn, run, RunPhase.FAILED, expired)
 
 
-def _catch_up(run: Run, source: PeerId, offer: StageOffered, learner: Learner) -> CatchUp:
-    return CatchUp(
-        run_id=run.run_id,
-        attempt=run.attempt.number,
-        digest=offer.digest,
-        total_bytes=offer.total_bytes,
-        sources=(source, *(other for other in learner.sources if other != source)),
-    )
+def release(turn: Transition, run: Run, peer_id: PeerId, kind: ReasonKind) -> None:
+    """Release a peer from the run."""
+    turn.send(peer_id, Release(run_id=run.run_id, reason=Reason(kind=kind)))
 
 
-def on_caught_up(turn: Transition, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
-    """Count a learner that proves its stage's state as a replica from the next plan on."""
-    attempt, measured = run.attempt, run.measured
-    if peer_id in attempt.caught_up or all(t.peer_id != peer_id for t in attempt.learners):
-        return
-    if message.proof not in attempt.proofs.get(peer_id, ()):
-        suspend_and_continue(turn, run, {peer_id: Reason(kind=ReasonKind.WRONG_STATE)})
-        return
-    attempt = replace(attempt, caught_up=attempt.caught_up | {peer_id})
-    took_s = turn.now_s - attempt.learning_since_s.get(peer_id, turn.now_s)
-    measured = replace(
-        measured,
-        state_bytes=measured.state_bytes + message.state_bytes,
-        state_bytes_per_s=message.state_bytes / took_s if took_s else measured.state_bytes_per_s,
-    )
-    turn.set_run(replace(run, attempt=attempt, measured=measured))
+# ---- the next attempt of a run that has peers
 
 
-def _resume(turn: Transition, run: Run) -> None:
+def advance(turn: Transition) -> None:
+    """Start the next attempt of each run whose attempt ended, if its peers are there.
+
+    A failed attempt that loads ends here as soon as it learns nothing more.
+    """
+    for run in turn.state.active_runs:
+        has_misfits = any(peer in run.peers for peer in run.misfits)
+        if run.phase is RunPhase.LOADING and has_misfits and not continues_loading(turn, run):
+            interrupt(turn, run)
+    for run in turn.state.active_runs:
+        is_between_attempts = run.phase in (RunPhase.QUEUED, RunPhase.WAITING)
+        if is_between_attempts and turn.now_s >= run.not_before_s:
+            _continue(turn, run)
+
+
+def _continue(turn: Transition, run: Run) -> None:
+    """Assign the run's stages to the peers that remain, wait for absent ones, or go back."""
     run = with_caught_up(run)  # a learner may have caught up since the last attempt ended
     able = share_of(turn.state, run, turn.now_s)
     grace_s = patience_s(able, run, turn.now_s)
-    settled_run = with_survivors(able, run, turn.now_s, grace_s)
-    if settled_run is None and _is_waited_for(turn, run, able):
+    remaining = with_survivors(able, run, turn.now_s, grace_s)
+    if remaining is None:
+        _continue_without_weights(turn, run, able)
         return
-    if settled_run is None:
-        lost = lost_stages(able, run)
-        why = weights_lost(turn.state, run, lost, turn.now_s)
-        go_back(turn, run, why, [stage.layers for stage in lost])  # `place_waiting` follows
-        _let_leavers_go(turn, run)
-        return
-    away = [a for a in settled_run.attempt.assignments if a.peer_id not in turn.state.members]
+    away = [a for a in remaining.attempt.assignments if a.peer_id not in turn.state.members]
     if away:
         may_return = Reason(
             kind=ReasonKind.PEER_MAY_RETURN,
             layers=tuple(dict.fromkeys(assignment.layers for assignment in away)),
-            amount=round(grace_s) if turn.now_s >= settled_run.gather_until_s else None,
+            amount=round(grace_s) if turn.now_s >= remaining.gather_until_s else None,
         )
-        _wait(turn, settled_run, may_return)
+        _wait(turn, remaining, may_return)
     else:
-        _assign(turn, with_newcomers(able, settled_run), fresh=not settled_run.committed_steps)
-        _let_leavers_go(turn, run)
+        _assign(turn, with_newcomers(able, remaining), fresh=not remaining.committed_steps)
+        _release_leavers(turn, run)
 
 
-def _let_leavers_go(turn: Transition, before: Run) -> None:
+def _continue_without_weights(turn: Transition, run: Run, able: SwarmState) -> None:
+    """Wait for suspended peers if the run needs them; otherwise go back to a snapshot."""
+    suspension = _awaited_suspension(turn, run, able)
+    if suspension is not None:
+        _wait_unplaced(turn, run, suspension)
+        return
+    lost = lost_stages(able, run)
+    why = weights_lost(turn.state, run, lost, turn.now_s)
+    go_back(turn, run, why, [stage.layers for stage in lost])
+    _release_leavers(turn, run)
+
+
+def _awaited_suspension(turn: Transition, run: Run, able: SwarmState) -> Reason | None:
+    """Return the reason to wait for a suspended peer, if no placement does without it."""
+    connected = [p for p in run.peers if p in turn.state.members and p not in run.misfits]
+    suspended = [p for p in connected if is_suspended_for(turn.state, run, p, turn.now_s)]
+    if not suspended or find_placement(able, run, turn.now_s).assignments:
+        return None
+    suspension = suspension_of(turn.state, run, suspended[0], turn.now_s)
+    return Reason(kind=ReasonKind.AWAITS_SUSPENDED, peers=(suspended[0],), parts=(suspension,))
+
+
+def _release_leavers(turn: Transition, before: Run) -> None:
     """Release those of a run's leaving peers that it continues without."""
     peers = turn.state.runs[before.run_id].peers
     for peer in before.peers:
@@ -253,20 +228,11 @@ def _let_leavers_go(turn: Transition, before: Run) -> None:
             release(turn, before, peer, ReasonKind.RELEASED_LEAVER)
 
 
-def _is_waited_for(turn: Transition, run: Run, able: SwarmState) -> bool:
-    """Whether the run lacks only suspended peers, and no placement does without them."""
-    connected = [p for p in run.peers if p in turn.state.members and p not in run.misfits]
-    suspended = [p for p in connected if is_suspended_for(turn.state, run, p, turn.now_s)]
-    if not suspended or find_placement(able, run, turn.now_s).assignments:
-        return False
-    resting, parts = suspended[0], (suspension_of(turn.state, run, suspended[0], turn.now_s),)
-    reason = Reason(kind=ReasonKind.AWAITS_SUSPENDED, peers=(resting,), parts=parts)
-    _without_peers(turn, run, reason)
-    return True
+# ---- rollback
 
 
 def go_back(turn: Transition, run: Run, why: Reason, lost: Sequence[LayerRange]) -> None:
-    """Roll back to the newest snapshot, or the beginning, with the members that are there.
+    """Roll back to the newest snapshot, or the beginning; the run then has no peers.
 
     Args:
         turn: Present transition.
@@ -275,29 +241,31 @@ def go_back(turn: Transition, run: Run, why: Reason, lost: Sequence[LayerRange])
         lost: Layers of the loss.
     """
     past = run.past.rolled_back
-    run = replace(run, moving=_moving_from(run, past))
-    _tell_went_back(turn, run, past, why, lost)
-    if past.trained_steps is None:
+    run = replace(run, moving=_repartition_after(run, past))
+    _report_rollback(turn, run, past, why, lost)
+    is_training = past.trained_steps is None
+    if is_training:  # a trained run that loads its best weights again loses no step
         is_evaluated = past.judged.step == past.committed_steps
         turn.write(RollbackRecord(run.run_id, StepNumber(past.committed_steps), is_evaluated))
-    if not past.all_steps:
-        run = replace(run, steering=run.steering.measured_anew)
-    turn.save_run(_at(run, past))
+    is_at_beginning = not past.all_steps
+    if is_at_beginning:
+        run = replace(run, steering=run.steering.without_measurements)
+    turn.save_run(_reset_to(run, past))
     if past.snapshot is None:
         for peer in run.peers:
             if peer in turn.state.members:
                 release(turn, run, peer, ReasonKind.RELEASED_AT_START)
 
 
-def _moving_from(run: Run, past: CommittedState) -> Repartition | None:
-    """Return the new stages, if the snapshot belongs to a repartition."""
+def _repartition_after(run: Run, past: CommittedState) -> Repartition | None:
+    """Return the run's repartition, begun, if `past` ends with its snapshot; None otherwise."""
     moving = run.moving
     if moving is None or past.snapshot is None or past.snapshot.step != moving.step:
         return None
     return replace(moving, has_begun=True)
 
 
-def _tell_went_back(
+def _report_rollback(
     turn: Transition, run: Run, past: CommittedState, why: Reason, lost: Sequence[LayerRange]
 ) -> None:
     """Notify watchers and emit an event, if the rollback voids steps."""
@@ -316,95 +284,164 @@ def _tell_went_back(
 
 def load_best(turn: Transition, run: Run, best: Snapshot) -> None:
     """Have all peers of a trained run load its best weights, which become the result."""
-    worth = run.past.judged.saved
+    evaluation = run.past.judged.saved
     detail = Reason(
         kind=ReasonKind.LOADING_BEST,
         step=best.step,
-        text=run.spec.train.best_metric if worth else "",
-        value=worth.value if worth else None,
+        text=run.spec.train.best_metric if evaluation else "",
+        value=evaluation.value if evaluation else None,
     )
-    turn.save_run(
-        replace(_at(run, run.past.with_best(best)), phase=RunPhase.WAITING, detail=detail)
-    )
+    run = _reset_to(run, run.past.with_best(best))
+    turn.save_run(replace(run, phase=RunPhase.WAITING, detail=detail))
 
 
-def _at(run: Run, past: CommittedState) -> Run:
-    """Return the run reset to `past`; no peer has loaded it yet."""
+def _reset_to(run: Run, past: CommittedState) -> Run:
+    """Return the run with another history and without peers: none has loaded that state yet."""
     attempt = AttemptState(number=run.attempt.number)
     return replace(run, past=past, attempt=attempt, step=None, saving=Saving())
 
 
+# ---- learners
+
+
+def on_stage_offered(turn: Transition, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
+    """Handle a source's offer of its stage's state, with a proof for each learner.
+
+    The first offer is forwarded to the learner, which fetches the state from all its sources. The
+    proofs stay here: a learner that has the state can compute the same, see `on_caught_up`.
+    """
+    attempt, proofs = run.attempt, dict(run.attempt.proofs)
+    for learner in attempt.learners:
+        proof = offer.proofs.get(learner.peer_id)
+        if proof is None or learner.step != offer.step or peer_id not in learner.sources:
+            continue
+        is_first = learner.peer_id not in proofs
+        if is_first:
+            turn.send(learner.peer_id, _catch_up(run, peer_id, offer, learner))
+        proofs[learner.peer_id] = proofs.get(learner.peer_id, frozenset()) | {proof}
+    turn.set_run(replace(run, attempt=replace(attempt, proofs=MappingProxyType(proofs))))
+
+
+def _catch_up(run: Run, source: PeerId, offer: StageOffered, learner: Learner) -> CatchUp:
+    return CatchUp(
+        run_id=run.run_id,
+        attempt=run.attempt.number,
+        digest=offer.digest,
+        total_bytes=offer.total_bytes,
+        sources=(source, *(other for other in learner.sources if other != source)),
+    )
+
+
+def on_caught_up(turn: Transition, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
+    """Make a learner a replica from the next plan on, if it proves that it has the state.
+
+    A learner without the proof is suspended.
+    """
+    attempt, measured = run.attempt, run.measured
+    is_learner = any(learner.peer_id == peer_id for learner in attempt.learners)
+    if peer_id in attempt.caught_up or not is_learner:
+        return
+    if message.proof not in attempt.proofs.get(peer_id, ()):
+        suspend_and_continue(turn, run, {peer_id: Reason(kind=ReasonKind.WRONG_STATE)})
+        return
+    attempt = replace(attempt, caught_up=attempt.caught_up | {peer_id})
+    took_s = turn.now_s - attempt.learning_since_s.get(peer_id, turn.now_s)
+    measured = replace(
+        measured,
+        state_bytes=measured.state_bytes + message.state_bytes,
+        state_bytes_per_s=message.state_bytes / took_s if took_s else measured.state_bytes_per_s,
+    )
+    turn.set_run(replace(run, attempt=attempt, measured=measured))
+
+
+# ---- runs without peers
+
+
+class _WaitingRuns(NamedTuple):
+    """Runs without peers, and what decides whether they can be placed now.
+
+    Attributes:
+        runs: Runs without peers, in the order of the queue.
+        has_rest: Whether each of them may not begin yet.
+        newcomers: Members that joined so recently that others may follow.
+    """
+
+    runs: tuple[Run, ...]
+    has_rest: tuple[bool, ...]
+    newcomers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuePlace:
+    """A waiting run's place in the queue.
+
+    Attributes:
+        at_work: Runs that have peers.
+        num_before: Number of waiting runs before it.
+        all_offers: Offers of all members, as if they were free.
+    """
+
+    at_work: Sequence[Run]
+    num_before: int
+    all_offers: Offers
+
+
 def place_waiting(turn: Transition) -> None:
-    """Give free peers to runs that have none, see `sharing`.
+    """Give free peers to runs that have none, as `plan.allocation` divides them.
 
     A pass that changes nothing is not repeated until one of its inputs changes.
     """
     if len(turn.state.active_runs) == len(turn.state.going_runs):
         return
     inputs = division_inputs(turn.state, turn.now_s)
-    sharing = allocate_members(turn.state, turn.now_s, inputs)
-    answers = turn.state.memo.of(inputs)
-    waiting = _waiting(turn, sharing)
-    if answers.get("nothing to place") == waiting:
+    allocation = allocate_members(turn.state, turn.now_s, inputs)
+    cached = turn.state.memo.of(inputs)
+    waiting = _waiting_runs(turn, allocation)
+    if cached.get("nothing to place") == waiting:
         return
     before, num_effects = turn.state, len(turn.effects)
-    everybody = offers_to_begin(turn.state, turn.now_s)
+    all_offers = offers_to_begin(turn.state, turn.now_s)
     at_work = turn.state.active_runs
-    for position, run in enumerate(waiting[0]):
-        if turn.now_s >= run.not_before_s:
-            line = _Line(at_work, position, everybody)
-            at_work = turn.state.active_runs if _place(turn, run, sharing, line) else at_work
+    for num_before, run in enumerate(waiting.runs):
+        if turn.now_s < run.not_before_s:
+            continue
+        if _place(turn, run, allocation, _QueuePlace(at_work, num_before, all_offers)):
+            at_work = turn.state.active_runs
     if turn.state is before and len(turn.effects) == num_effects:
-        answers["nothing to place"] = waiting
+        cached["nothing to place"] = waiting
 
 
-def _waiting(
-    turn: Transition, sharing: Allocation
-) -> tuple[tuple[Run, ...], tuple[bool, ...], tuple[PeerId, ...]]:
-    """Return runs without peers in their order, which of them rest, and the newest members."""
-    runs = tuple(turn.state.runs[name] for name in sharing.in_turn)
-    rest = tuple(turn.now_s < run.not_before_s for run in runs)
+def _waiting_runs(turn: Transition, allocation: Allocation) -> _WaitingRuns:
+    runs = tuple(turn.state.runs[name] for name in allocation.in_turn)
+    has_rest = tuple(turn.now_s < run.not_before_s for run in runs)
     members = turn.state.members.items()
     new = tuple(peer for peer, member in members if turn.now_s - member.joined_at_s < SETTLE_S)
-    return runs, rest, new
+    return _WaitingRuns(runs, has_rest, new)
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A waiting run's place in the queue.
-
-    Attributes:
-        at_work: Runs that have peers.
-        position: Number of waiting runs before it.
-        everybody: Offers of all members, as if they were free.
-    """
-
-    at_work: Sequence[Run]
-    position: int
-    everybody: Offers
-
-
-def _place(turn: Transition, run: Run, sharing: Allocation, line: _Line) -> bool:
+def _place(turn: Transition, run: Run, allocation: Allocation, place: _QueuePlace) -> bool:
     """Assign to a run the peers that it may use now, or set its reason to wait; return success."""
-    placement, members = Placement(()), turn.state.members
-    if sharing.members.get(run.run_id):
-        able = eligible_members(sharing.view_for(turn.state, run), run, turn.now_s)
-        placement, members = find_placement(able, run, turn.now_s), able.members
-    if placement.assignments and not _waits_for_keepers(turn, run):
-        placed = placement.assignments
-        if not placement.is_by_speed:
-            placed = with_better_neighbours(run.spec, placed, members, turn.state.ways)
-        _assign(turn, run.with_assignments(placed), fresh=True)
-        return True
+    able, placement = turn.state, Placement(())
+    if allocation.members.get(run.run_id):
+        able = eligible_members(allocation.view_for(turn.state, run), run, turn.now_s)
+        placement = find_placement(able, run, turn.now_s)
     if not placement.assignments:
-        _unplaced(turn, run, placement, line)
-    return False
+        _wait_in_queue(turn, run, placement, place)
+        return False
+    if _wait_for_keepers(turn, run):
+        return False
+    assignments = placement.assignments
+    if not placement.is_by_speed:  # peers may swap their stages
+        ways = turn.state.ways
+        assignments = with_better_neighbours(run.spec, assignments, able.members, ways)
+    _assign(turn, run.with_assignments(assignments), fresh=True)
+    return True
 
 
-def _waits_for_keepers(turn: Transition, run: Run) -> bool:
-    """Whether the keepers of the snapshot that it starts from are away.
+def _wait_for_keepers(turn: Transition, run: Run) -> bool:
+    """Let the run wait if all keepers of a stage of its snapshot are away; return whether it does.
 
-    After a while it goes back to an older snapshot.
+    If the wait takes too long, the run goes back to an older snapshot.
     """
     missing = keepers.without_keepers(turn.state, run.past.saved)
     since_s = min(run.keeping.missing_since_s, turn.now_s) if missing else math.inf
@@ -424,49 +461,62 @@ def _waits_for_keepers(turn: Transition, run: Run) -> bool:
         away = replace(reason, kind=ReasonKind.KEEPERS_AWAY)
         go_back(turn, replace(run, past=past), away, reason.layers)
     else:
-        _without_peers(turn, run, reason)
+        _wait_unplaced(turn, run, reason)
     return True
 
 
-def _unplaced(turn: Transition, run: Run, placement: Placement, line: _Line) -> None:
-    """Set the reason that a run waits for, or end it if nothing can help."""
-    state = turn.state
-    hopeless = misfit_of_all(state, run)
-    if hopeless is not None:
-        misfit = Reason(kind=ReasonKind.NO_PEER_CAN_HOST, parts=(hopeless,))
-        end(turn, run, RunPhase.FAILED, misfit)
+def _wait_in_queue(turn: Transition, run: Run, placement: Placement, place: _QueuePlace) -> None:
+    """Set the reason that a run without a placement waits for; end it if nothing can help.
+
+    Args:
+        turn: Present transition.
+        run: Run without peers.
+        placement: Its empty placement on the members that it may use, with the reason.
+        place: Its place in the queue.
+    """
+    misfit = misfit_of_all(turn.state, run)
+    if misfit is not None:
+        no_host = Reason(kind=ReasonKind.NO_PEER_CAN_HOST, parts=(misfit,))
+        end(turn, run, RunPhase.FAILED, no_host)
         return
-    offers, could_begin = line.everybody.without(run.misfits), False
-    if run.doubts or run.conducts:
-        offers = offers_in(eligible_members(state, run, turn.now_s))
     if not placement.is_gathering:
-        could_begin = surely_begins(offers, run, turn.now_s)
-    if not (placement.is_gathering or could_begin):
+        # Would the run begin if all members were free? Then it waits for other runs only.
+        offers = _offers_as_if_free(turn, run, place)
+        if surely_begins(offers, run, turn.now_s):  # cheaper than a placement
+            _wait_unplaced(turn, run, _behind(place), RunPhase.QUEUED)
+            return
         placement = place_first_hosts(offers, run, turn.now_s)
-    if could_begin or placement.assignments:
-        _without_peers(turn, run, _behind(line), RunPhase.QUEUED)
-        return
-    busy = len(state.members.keys() & state.result_keepers)
-    results = Reason(kind=ReasonKind.RESULTS_KEPT, amount=busy) if busy else None
+        if placement.assignments:
+            _wait_unplaced(turn, run, _behind(place), RunPhase.QUEUED)
+            return
+    num_busy = len(turn.state.members.keys() & turn.state.result_keepers)
+    results = Reason(kind=ReasonKind.RESULTS_KEPT, amount=num_busy) if num_busy else None
     misfits = [replace(misfit, peers=(peer,)) for peer, misfit in run.misfits.items()]
-    _without_peers(turn, run, several([placement.reason, results, *misfits[:MAX_NAMED]]))
+    _wait_unplaced(turn, run, several([placement.reason, results, *misfits[:MAX_NAMED]]))
 
 
-def _behind(line: _Line) -> Reason:
+def _offers_as_if_free(turn: Transition, run: Run, place: _QueuePlace) -> Offers:
+    """Return the offers of all members that are eligible for the run, busy or not."""
+    if run.doubts or run.conducts:
+        return offers_in(eligible_members(turn.state, run, turn.now_s))
+    return place.all_offers.without(run.misfits)
+
+
+def _behind(place: _QueuePlace) -> Reason:
     """Return the reason of a run that could begin if others were over."""
-    names = [run.run_id for run in line.at_work]
+    names = [run.run_id for run in place.at_work]
     return Reason(
         kind=ReasonKind.BEHIND,
         runs=tuple(names[:MAX_NAMED]),
         num_more=len(names[MAX_NAMED:]),
-        amount=line.position,
+        amount=place.num_before,
     )
 
 
-def _without_peers(
+def _wait_unplaced(
     turn: Transition, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING
 ) -> None:
-    """Let the run wait, and note since when; see `expire` and `sharing`."""
+    """Let a run without a placement wait, and note since when; see `expire`."""
     if turn.now_s < run.unplaced_since_s:
         run = replace(run, unplaced_since_s=turn.now_s)
         turn.set_run(run)
@@ -476,31 +526,43 @@ def _without_peers(
 def _wait(
     turn: Transition, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING
 ) -> None:
+    """Set the phase and the reason of a waiting run, unless it has both already."""
     if (run.phase, run.detail) != (phase, detail):
         turn.save_run(replace(run, phase=phase, detail=detail))
 
 
+# ---- the assignment of an attempt
+
+
 def _assign(turn: Transition, run: Run, *, fresh: bool) -> None:
-    before, learners = run, () if fresh else tuple(learners_of(turn.state, run))
+    """Begin the next attempt: send its assignments to all peers.
+
+    Args:
+        turn: Present transition.
+        run: Run with the new assignments.
+        fresh: Whether all peers load their stage from the snapshot, or as of the run's beginning.
+            Otherwise they continue with the weights that they have, and learners copy these.
+    """
+    learners = () if fresh else tuple(learners_of(turn.state, run))
     attempt = AttemptState(
         number=Attempt(run.attempt.number + 1),
         awaited=PhaseProgress(since_s=turn.now_s),
-        assignments=tuple(_reachable(turn, stage) for stage in run.attempt.assignments),
+        assignments=tuple(_with_endpoint(turn, stage) for stage in run.attempt.assignments),
         learners=learners,
         learning_since_s=_learning_since_s(run, learners, turn.now_s),
     )
-    run = replace(
+    assigned = replace(
         with_ledger(run),
         phase=RunPhase.LOADING,
         detail=Reason(kind=ReasonKind.LOADING),
         attempt=attempt,
     )
     if fresh:
-        run = replace(run, measured=measured_on(run))
-    turn.save_run(run)
-    turn.write_ledger(before, run)
-    assign = _assignment(turn.state, run, fresh=fresh)
-    _order_shards(turn, run, assign)
+        assigned = replace(assigned, measured=measured_on(assigned))
+    turn.save_run(assigned)
+    turn.write_ledger(run, assigned)
+    assign = _assignment(turn.state, assigned, fresh=fresh)
+    _order_shards(turn, assigned, assign)
     for stage in attempt.assignments:
         turn.send(stage.peer_id, _with_keys(assign, run.storage_key, stage))
 
@@ -508,18 +570,23 @@ def _assign(turn: Transition, run: Run, *, fresh: bool) -> None:
 def _learning_since_s(
     run: Run, learners: Collection[Learner], now_s: float
 ) -> Mapping[PeerId, float]:
-    """Return when each learner began; a learner of the same step keeps its time."""
-    steps = {learner.peer_id: learner.step for learner in run.attempt.learners}
-    known = run.attempt.learning_since_s
+    """Return when each learner began its copy.
+
+    A learner that copied the same step's state in the last attempt continues that copy.
+    """
+    copied_step = {learner.peer_id: learner.step for learner in run.attempt.learners}
+    began_s = run.attempt.learning_since_s
+    continuing = {t.peer_id for t in learners if copied_step.get(t.peer_id) == t.step}
     return MappingProxyType(
         {
-            t.peer_id: known.get(t.peer_id, now_s) if steps.get(t.peer_id) == t.step else now_s
+            t.peer_id: began_s.get(t.peer_id, now_s) if t.peer_id in continuing else now_s
             for t in learners
         }
     )
 
 
-def _reachable(turn: Transition, stage: StageAssignment) -> StageAssignment:
+def _with_endpoint(turn: Transition, stage: StageAssignment) -> StageAssignment:
+    """Return the assignment with the address at which neighbours reach the peer now."""
     member = turn.state.members.get(stage.peer_id)
     return replace(stage, endpoint=member.hello.endpoint if member else "")
 
@@ -539,9 +606,10 @@ def _order_shards(turn: Transition, run: Run, assign: Assign) -> None:
 
 
 def _assignment(state: SwarmState, run: Run, *, fresh: bool) -> Assign:
+    """Return the assignment as all peers get it; `_with_keys` adds the keys of each peer."""
     past, attempt = run.past, run.attempt
-    went_back = fresh and past.committed_steps
-    saved = past.saved.stages if went_back and past.saved else ()
+    loads_snapshot = fresh and past.committed_steps
+    saved = past.saved.stages if loads_snapshot and past.saved else ()
     return Assign(
         run_id=run.run_id,
         spec=run.spec,
@@ -567,3 +635,32 @@ def _with_keys(assign: Assign, run_key: bytes, stage: StageAssignment) -> Assign
         storage_key=peer_key(run_key, stage.peer_id),
         stage_keys=stage_keys(run_key, stage.layers, assign.saved),
     )
+
+
+# ---- members without work
+
+
+def send_idle_reasons(turn: Transition) -> None:
+    """Send each member without work the reason, once."""
+    members = turn.state.members
+    reasons = _reasons_to_idle(turn.state, turn.now_s)
+    changed = {
+        peer: replace(member, idle=reasons[peer])
+        for peer, member in members.items()
+        if reasons[peer] != member.idle
+    }
+    if not changed:
+        return
+    turn.state = replace(turn.state, members=MappingProxyType({**members, **changed}))
+    for peer, member in changed.items():
+        if member.idle is not None and member.leaving is None:
+            turn.send(peer, Idle(reason=member.idle))
+
+
+def _reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason | None]:
+    """Return each member's reason to be idle, cached until an input changes."""
+    cached = state.memo.of((division_inputs(state, now_s), state.standings))
+    if "idle" not in cached:
+        cached["idle"] = reasons_to_idle(state, now_s)
+    found: Mapping[PeerId, Reason | None] = cached["idle"]
+    return found

@@ -33,8 +33,10 @@ The journal gets every change (a `Record`) before `SendMessage` or `Publish` rep
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
+from typing import assert_never
 
 from swarm_ft.coordinator.decide import (
     attempts,
@@ -44,6 +46,7 @@ from swarm_ft.coordinator.decide import (
     history,
     losses,
     snapshot_keepers,
+    snapshots,
     steering,
 )
 from swarm_ft.coordinator.decide.contributions import count_sent, write_sent
@@ -84,6 +87,7 @@ from swarm_ft.coordinator.plan.membership import (
     without_misfit,
     without_state,
 )
+from swarm_ft.coordinator.plan.shared_memory import changed_shares, with_shared_memory
 from swarm_ft.coordinator.plan.steps import report_refusal
 from swarm_ft.errors import (
     BadInput,
@@ -99,9 +103,12 @@ from swarm_ft.errors import (
     from_code,
 )
 from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.contribution import ContributionRequest
 from swarm_ft.protocol.messages.control import (
     CaughtUp,
+    ClockProbe,
     FromPeer,
     PeerAlive,
     PeerGoodbye,
@@ -119,7 +126,7 @@ from swarm_ft.protocol.messages.control import (
     StepReady,
 )
 from swarm_ft.protocol.messages.events import Actor, EventKind
-from swarm_ft.protocol.spec.grant import Grant
+from swarm_ft.protocol.messages.timeline import StepTimeline
 
 _NO_RUN = RunId("")
 
@@ -142,7 +149,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
     snapshot_keepers.reconcile(turn)
     commits.resume_saved_steps(turn)
     commits.resume_waiting_runs(turn)
-    commits.save_leaving_results(turn)
+    snapshots.save_leaving_results(turn)
     losses.reconcile_results(turn)
     drain.reconcile(turn)
     attempts.advance(turn)
@@ -153,8 +160,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
 
 def _take_in(turn: Transition, event: Event) -> None:
     match event:
-        case PeerJoined(hello, grant):
-            _joined(turn, hello, grant)
+        case PeerJoined():
+            _joined(turn, event)
         case PeerSaid(peer_id, message):
             _on_peer_message(turn, peer_id, message)
         case PeerLost(peer_id):
@@ -162,18 +169,19 @@ def _take_in(turn: Transition, event: Event) -> None:
             _peer_gone(turn, peer_id, lost, away_since_s=turn.now_s)
         case RunSubmitted():
             turn.save_run(_run_of(event))
-        case RunCancelled() | ResultCollected():
-            _done_with(turn, event)
+        case RunCancelled() | ResultCollected() | TokensLost():
+            _end_for(turn, event)
         case RunPaused() | RunResumed() | RateChanged() | CodecsChanged():
             steering.steer(turn, event)
         case SnapshotWritten() | SnapshotLost():
-            commits.on_snapshot_written(turn, event)
-        case TokensLost(run_id, message):
-            unreadable = Reason(kind=ReasonKind.DATA_UNREADABLE, text=message)
-            _end(turn, run_id, RunPhase.FAILED, unreadable)
+            snapshots.on_snapshot_written(turn, event)
         case Tick(ways):
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _time_passed(turn)
+        case RunAborted():
+            pass  # `decide` handled it
+        case _:
+            assert_never(event)
 
 
 def _run_of(event: RunSubmitted) -> Run:
@@ -218,22 +226,38 @@ def _on_peer_message(turn: Transition, peer_id: PeerId, message: FromPeer) -> No
             _peer_gone(turn, peer_id, left, EventKind.PEER_LEFT, away_since_s=-math.inf)
         case PeerLeaving() | PeerResumed():
             drain.on_message(turn, peer_id, message)
-        case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
-            _ready(turn, run, peer_id, message)
-        case StageOffered() | CaughtUp() if run and _is_current(run, peer_id, message):
-            _handed_over(turn, run, peer_id, message)
+        case StageReady() | StepReady() | StageOffered() | CaughtUp() | StageExported():
+            _on_report(turn, run, peer_id, message)
         case StageFailed():
             _stage_failed(turn, peer_id, message)
         case StageSaved() | StageUnsaved():
-            commits.on_stage_saved(turn, peer_id, message)
+            snapshots.on_stage_saved(turn, peer_id, message)
         case ShardKept() | ShardLost():
             snapshot_keepers.on_message(turn, peer_id, message)
         case PeerAlive():
             _alive(turn, run, peer_id, message)
-        case StageExported() if run:
-            commits.stage_exported(turn, run, peer_id, message)
+        case PeerHello() | StepTimeline() | ClockProbe() | Machine() | ContributionRequest():
+            pass  # `service` handles these; they decide nothing
         case _:
-            pass  # it belongs to an attempt, or a run, that is over
+            assert_never(message)
+
+
+def _on_report(
+    turn: Transition,
+    run: Run | None,
+    peer_id: PeerId,
+    message: StageReady | StepReady | StageOffered | CaughtUp | StageExported,
+) -> None:
+    """Handle a report about a stage; one of a run or an attempt that is over is void."""
+    if run is None:
+        return
+    if isinstance(message, StageExported):
+        commits.stage_exported(turn, run, peer_id, message)
+    elif _is_current(run, peer_id, message):
+        if isinstance(message, (StageReady, StepReady)):
+            _ready(turn, run, peer_id, message)
+        else:
+            _handed_over(turn, run, peer_id, message)
 
 
 def _alive(turn: Transition, run: Run | None, peer_id: PeerId, message: PeerAlive) -> None:
@@ -309,7 +333,7 @@ def _cannot_host(turn: Transition, run: Run, peer_id: PeerId, error: SwarmError)
         return
     cause = replace(misfit, kind=ReasonKind.CANNOT_HOST)
     run = replace(run, detail=loss_of(turn.state, run, peer_id, cause))
-    if attempts.keeps_polling(turn, run):
+    if attempts.continues_loading(turn, run):
         turn.save_run(run)
     else:
         attempts.interrupt(turn, run)
@@ -377,7 +401,8 @@ def _failed(
 # ---- peers that join and leave
 
 
-def _joined(turn: Transition, hello: PeerHello, grant: Grant) -> None:
+def _joined(turn: Transition, event: PeerJoined) -> None:
+    hello, grant = event.hello, event.grant
     if hello.layers is not None and not grant.covers(hello.layers):
         granted = () if grant.layers is None else (grant.layers,)
         refusal = Reason(
@@ -393,9 +418,13 @@ def _joined(turn: Transition, hello: PeerHello, grant: Grant) -> None:
         heard_at_s=turn.now_s,
         grant=grant,
         leaving=hello.leaving,
+        site=event.site,
+        offered_bytes=hello.memory_bytes,
     )
     turn.state = without_misfit(with_exports_of(turn.state, member), hello.peer_id)
+    former = turn.state.members.get(hello.peer_id)
     turn.state = turn.state.with_member(member)
+    _divide_memory(turn, {member.site, former.site if former is not None else ""})
     joined = Reason(
         kind=ReasonKind.PEER_JOINED,
         peers=(hello.peer_id,),
@@ -463,6 +492,14 @@ def _dismiss_silent(turn: Transition) -> None:
             turn.dismiss(peer_id, Unavailable, replace(why, peers=(peer_id,)))
 
 
+def _divide_memory(turn: Transition, sites: Iterable[str]) -> None:
+    """Divide the memory of machines among their members, and notify those whose share changed."""
+    for site in sites:
+        before, turn.state = turn.state, with_shared_memory(turn.state, site)
+        for peer_id, share in changed_shares(before, turn.state, site):
+            turn.send(peer_id, share)
+
+
 def _peer_gone(
     turn: Transition,
     peer_id: PeerId,
@@ -473,7 +510,9 @@ def _peer_gone(
 ) -> None:
     if peer_id not in turn.state.members:
         return
+    site = turn.state.members[peer_id].site
     turn.state = turn.state.without_member(peer_id)
+    _divide_memory(turn, {site})
     write_sent(turn, peer_id)
     losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
     runs = turn.state.runs_of(peer_id)
@@ -491,12 +530,15 @@ def _peer_gone(
 # ---- ends
 
 
-def _done_with(turn: Transition, event: RunCancelled | ResultCollected) -> None:
+def _end_for(turn: Transition, event: RunCancelled | ResultCollected | TokensLost) -> None:
     if isinstance(event, RunCancelled):
         by_operator, by_client = ReasonKind.CANCELLED_BY_OPERATOR, ReasonKind.CANCELLED_BY_CLIENT
         kind = by_operator if event.actor is Actor.OPERATOR else by_client
         reason = Reason(kind=kind, actor=event.actor)
         _end(turn, event.run_id, RunPhase.CANCELLED, reason)
+    elif isinstance(event, TokensLost):
+        unreadable = Reason(kind=ReasonKind.DATA_UNREADABLE, text=event.message)
+        _end(turn, event.run_id, RunPhase.FAILED, unreadable)
     else:
         _collected(turn, event.run_id)
 

@@ -1,6 +1,10 @@
 """The coordinator's state. Values only.
 
-`machine.decide` maps (state, event, now) to (state, effects), see `events`.
+`machine.decide` maps (state, event, now) to (state, effects), see `events`. A `SwarmState` has
+members and runs. A `Run` has a value for each part of it that changes together: `CommittedState`,
+`AttemptState` with its `PhaseProgress`, `PlannedStep`, `Saving`, `Keeping`, `Steering` and others.
+
+Recordings contain the names of all fields, see `recording.values`. Times in seconds are monotonic.
 """
 
 from __future__ import annotations
@@ -56,12 +60,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_REMEMBERED = 4
-"""Parts of states whose answers are cached: the state's own, and those of variants of it."""
 MAX_STANDINGS = 4096
 """Peers whose failures are remembered; a bound, since anybody can make names."""
 MAX_CONDUCTS = 256
-"""Peers whose failures in one run are remembered."""
+"""Peers whose failures in one run are remembered, see `Run.conducts`."""
 QUEUE_S = 24 * 3600.0
 """Seconds that a run waits for peers that can host it."""
 RESULT_S = 7 * 24 * 3600.0
@@ -77,13 +79,16 @@ class Member:
     """A peer with an open control stream.
 
     Attributes:
+        hello: Its offer; `memory_bytes` is its share of its machine's memory.
         idle: Reason why it has nothing to do, as last sent to it; None if it may have.
         grant: Permissions of its invitation, from the coordinator's registry and never from the
             peer.
         leaving: Its request to leave or pause, if it made one.
-        told: Progress of its leaving, as last sent to it.
+        told: Progress of its leaving that was last sent to it; None before the first.
         told_at_s: Monotonic seconds of that message.
         links: Its measurements of links to other members.
+        site: Name of its machine, see `plan.shared_memory`; empty: unknown.
+        offered_bytes: Memory that it offers; 0: that of `hello`.
     """
 
     hello: PeerHello
@@ -95,14 +100,16 @@ class Member:
     told: Progress | None = None
     told_at_s: float = 0.0
     links: Mapping[PeerId, LinkSpeed] = field(default_factory=lambda: MappingProxyType({}))
+    site: str = ""
+    offered_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SentTraffic:
     """Bytes that a member sent to other members, by its own count.
 
-    A session is one process of the member. The last report of each session is remembered, so that
-    bytes count once when the member or the coordinator comes back.
+    A session is one process of the member, which reports all its bytes so far, again and again. The
+    newest session's last report is remembered, so that no byte counts twice.
 
     Attributes:
         session: Number of the newest session; see `PeerHello.session`.
@@ -128,10 +135,10 @@ class Snapshot:
 
     Attributes:
         last_commit: Last commit that it contains.
-        sent: Bytes that peers sent each other in its steps.
+        sent: Bytes that peers sent each other in all steps up to this one.
         traffic: Bytes over each boundary, a part of `sent`.
-        judged: Results of evaluations at the time of the request. They lack an evaluation of the
-            snapshot's own weights, except for the last step's.
+        judged: Summary of evaluations until the request. The snapshot's own weights are evaluated
+            later, except those of the run's last step.
         stages: Saved stages; first to last once all are there.
     """
 
@@ -159,21 +166,24 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommittedState:
-    """Committed history of a run: every commit makes a new one, and a rollback an older one.
+    """The steps of a run that count. A commit adds one; a rollback returns to an earlier value.
 
     Attributes:
+        committed_steps: Number of these steps.
         last_commit: Last commit; it is sent again to a peer that may have missed it.
         committers: Peers whose gradients are in the last commit.
-        holds: Number of steps in each peer's weights, as far as known.
-        exported: Peers that wrote their trained stage, and its file; None where the peer has not
-            confirmed it since a restart.
-        sent: Bytes that peers sent each other in the steps that count.
+        holds: Number of committed steps in each peer's weights. A peer with unknown weights has no
+            entry.
+        exported: File of each peer that wrote its trained stage for the client; None if the peer
+            has not confirmed the file since the coordinator restarted.
+        sent: Bytes that peers sent each other in these steps.
         traffic: Bytes over each boundary, a part of `sent`.
-        ledger: Holders of each sample's buffers and constants; None if the run has neither.
-        judged: Results of evaluations; the journal has these.
+        ledger: Peers with each sample's buffers and cached inputs; None if the run has neither.
+        judged: Summary of all evaluations.
         snapshots: Complete snapshots that are kept, by rising step.
-        trained_steps: Number of trained steps, once the best weights replaced the last ones; the
-            committed steps are then those of the best weights. None otherwise.
+        trained_steps: None while the best weights are not loaded in place of the last ones. After
+            that the number of steps that were trained, while `committed_steps` counts those in the
+            best weights.
         last_step: Last step as published to watchers; None after a rollback until the next step.
         last_evaluation: Last evaluation as published to watchers; None in the same case.
     """
@@ -194,18 +204,18 @@ class CommittedState:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """Newest snapshot."""
+        """Newest snapshot, to which a rollback returns."""
         return self.snapshots[-1] if self.snapshots else None
 
     @property
     def saved(self) -> Snapshot | None:
-        """Snapshot of the committed steps, if there is one."""
+        """Snapshot of exactly the committed steps; None without one."""
         found = (one for one in self.snapshots if one.step == self.committed_steps)
         return next(found, None)
 
     @property
     def all_steps(self) -> int:
-        """Number of steps that count, whichever weights are the result."""
+        """Number of trained steps, even if the best weights replaced the last ones."""
         return self.committed_steps if self.trained_steps is None else self.trained_steps
 
     @property
@@ -271,7 +281,7 @@ class PhaseProgress:
         """Monotonic seconds of the last progress of any peer."""
         return max(self.moved_s.values(), default=self.since_s)
 
-    def excused_until_s(self, peer: PeerId) -> float:
+    def last_excused_s(self, peer: PeerId) -> float:
         """Return when a peer last made progress, or last reported that it waits for others."""
         known = (self.moved_s.get(peer), self.waited_s.get(peer), self.since_s)
         return max(seconds for seconds in known if seconds is not None)
@@ -288,9 +298,13 @@ class PhaseProgress:
     def with_report(
         self, peer: PeerId, waits_for: Collection[PeerId], parts_begun: int, now_s: float
     ) -> PhaseProgress:
-        """Return the state after a peer's report. A peer that begins to wait has made progress."""
+        """Return the state after a peer's report.
+
+        Parts that it began are progress. So is its first report in this phase that it waits.
+        """
         known = self.parts_begun.get(peer, 0)
-        has_moved = parts_begun > known or (waits_for and peer not in self.waited_s)
+        waits_first = bool(waits_for) and peer not in self.waited_s
+        has_moved = parts_begun > known or waits_first
         after = self.with_progress(peer, now_s) if has_moved else self
         waiting = {p: others for p, others in self.waits_for.items() if p != peer}
         waited_s = dict(self.waited_s)
@@ -325,10 +339,10 @@ class AttemptState:
             while no replica replaces it and it may come back.
         learners: Peers that copy their stage's state.
         learning_since_s: Monotonic seconds at which each learner began, over all attempts.
-        proofs: For each learner with an order to `CatchUp`, the proofs of its state that sources
-            sent.
+        proofs: Values that sources sent for each learner that was sent a `CatchUp`. A learner that
+            has the whole state can compute one of them, and so proves it.
         caught_up: Learners that have the state; the next plan counts them as replicas.
-        awaited: Progress of the present phase.
+        awaited: Progress of the peers in the present phase, for whose end the coordinator waits.
         loaded: Peers that sent StageReady.
         done: Microbatches of the open step that each peer reported as done at the start.
         away_since_s: Monotonic seconds since which each absent peer is away.
@@ -397,12 +411,14 @@ def _num_left(batches: Iterable[Microbatch], stage_index: int, replica: int) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """Snapshots that are not complete yet.
+    """Snapshots that are being made.
+
+    A snapshot is complete once all stages are saved and its manifest, which lists them, is written.
 
     Attributes:
-        asked: Snapshot that peers save now.
+        asked: Snapshot whose stages the peers save now.
         attempt: Attempt of that request.
-        unlisted: Snapshots whose manifests are being written.
+        unlisted: Snapshots whose stages are saved, while their manifests are being written.
         failed: Reason why the last snapshot failed; None if it did not.
     """
 
@@ -419,13 +435,15 @@ class Saving:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keeping:
-    """Storage of a run's snapshots at peers; after a restart the coordinator finds all of it again.
+    """Storage of a run's snapshots at keepers. The journal lacks it: reports of peers restore it.
+
+    A shard is one stage of a snapshot.
 
     Attributes:
         asked: Peers with an unanswered request to keep each shard.
         refused: Peers that cannot keep each shard.
-        began_s: Monotonic seconds of the last request for a snapshot, or of the first look at a run
-            without one.
+        began_s: Monotonic seconds of the last request for a snapshot; before the first, when the
+            coordinator first checked whether one is due.
         took_s: Seconds until all keepers had the last snapshot; 0 before the first.
         lacking_since_s: Monotonic seconds since which a complete snapshot has too few keepers;
             infinite if it has enough.
@@ -472,8 +490,8 @@ class Steering:
     Attributes:
         is_paused: Whether no further step is planned.
         rates: Changes of the learning rate, by rising step.
-        codecs: Changes of codecs, by rising step. Changes that follow a quality are dropped once no
-            step can use them.
+        codecs: Changes of codecs, by rising step. The quality control, which makes many, drops
+            those that no step can use any more.
         quality: State of the quality control; None before the first measurement.
         measured_steps: Number of steps whose measurements are in `quality`, however often they are
             repeated.
@@ -494,7 +512,12 @@ class Steering:
         return replace(self, requests=(*self.requests, request)[-MAX_STEERED:])
 
     def peak_at(self, step: int, submitted: float) -> float:
-        """Return the schedule's peak learning rate at a step."""
+        """Return the schedule's peak learning rate at a step.
+
+        Args:
+            step: Number of the step.
+            submitted: Peak with which the run was submitted.
+        """
         changes = [one for one in self.rates if one.first_step <= step]
         return changes[-1].learning_rate if changes else submitted
 
@@ -513,14 +536,14 @@ class Steering:
         before = [one for one in self.codecs if one.first_step < change.first_step]
         return replace(self, codecs=(*before, change))
 
-    def asked_from(self, step: int) -> Steering:
-        """Return the requests without changes of codecs that no step from this one on uses."""
-        in_force = sum(one.first_step <= step for one in self.codecs)
-        return replace(self, codecs=self.codecs[max(0, in_force - 1) :])
+    def without_codecs_before(self, step: int) -> Steering:
+        """Drop changes of codecs that are superseded at this step."""
+        num_in_effect_or_superseded = sum(one.first_step <= step for one in self.codecs)
+        return replace(self, codecs=self.codecs[max(0, num_in_effect_or_superseded - 1) :])
 
     @property
-    def measured_anew(self) -> Steering:
-        """Requests of a run that restarts, and measures its codecs from the first step on."""
+    def without_measurements(self) -> Steering:
+        """The value for a run that restarts: without the quality control's state and changes."""
         if self.quality is None:
             return self
         return replace(self, codecs=(), quality=None, measured_steps=0)
@@ -587,7 +610,7 @@ class RepartitionStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A run and its progress. Fields with the same lifetime share one value, such as `Past`.
+    """A run and its progress. Fields that change together share a value, such as `past`.
 
     Attributes:
         owner: Client that submitted it, and alone may watch it, end it and fetch its result; empty
@@ -601,13 +624,13 @@ class Run:
         attempt: Present attempt, or the last one.
         step: First uncommitted step, once it is planned.
         steering: Requests of people since its submission.
-        moving: Repartition that it waits for, or that has no snapshot of the new stages yet; None
+        moving: Repartition under way, from its decision until the new stages have a snapshot; None
             without one.
         moves: Repartitions for speed so far.
         misfits: Peers that cannot host any stage of it, with the reason; a peer that joins again is
             removed.
         doubts: Peers that reported inf or NaN in an uncommitted step, and the step.
-        lost_at: Last step for which each peer lacked a buffer that the plan relied on.
+        lost_at: Last step for which each peer had lost a buffer that the plan relied on.
         conducts: Failures of peers in this run, members or not; lost in a restart.
         trouble: Failures that the run itself may have caused; lost in a restart.
         unplaced_since_s: Monotonic seconds since which it has no peers to continue with; infinite
@@ -666,11 +689,11 @@ class Run:
         """Learners that no other peer waits for: no microbatch passes them.
 
         Where several stages train one weight there are none, because these stages exchange
-        gradients that a listener would not receive.
+        gradients that a listener would not receive. All peers then wait for the learners.
         """
-        learners = self.attempt.learners
-        all_wait = not learners or self.spec.shared_values > 0
-        return () if all_wait else tuple(learner.peer_id for learner in learners)
+        if not self.attempt.learners or self.spec.shared_values > 0:
+            return ()
+        return tuple(learner.peer_id for learner in self.attempt.learners)
 
     @property
     def computing(self) -> tuple[Stage, ...]:
@@ -716,7 +739,10 @@ class Run:
 
     @property
     def owner_name(self) -> str:
-        """Name of the claim, which keys of one invitation share; or the run's own, without keys."""
+        """Name under which the run counts, together with other runs, for fairness between owners.
+
+        Keys of one invitation share a claim. Without keys, each run is its own owner.
+        """
         return self.claim.name or self.owner or f"run {self.run_id}"
 
     def conduct(self, peer_id: PeerId) -> Conduct:
@@ -724,10 +750,10 @@ class Run:
         return self.conducts.get(peer_id, Conduct())
 
     def with_conduct(self, peer_id: PeerId, conduct: Conduct) -> Run:
-        """Return the run with these failures of a peer, and at most `MAX_CONDUCTS` peers."""
+        """Return the run with these failures of a peer; the oldest beyond `MAX_CONDUCTS` go."""
         others = {name: one for name, one in self.conducts.items() if name != peer_id}
-        known = dict(list(others.items())[1 - MAX_CONDUCTS :])
-        return replace(self, conducts=MappingProxyType({**known, peer_id: conduct}))
+        newest = dict(list(others.items())[-(MAX_CONDUCTS - 1) :])
+        return replace(self, conducts=MappingProxyType({**newest, peer_id: conduct}))
 
     def has_suspended(self, peer_id: PeerId, now_s: float) -> bool:
         """Whether this run suspended a peer that failed in it too often."""
@@ -760,34 +786,39 @@ class Run:
         return replace(self, past=replace(self.past, ledger=ledger))
 
 
-class Memo:
-    """Cached answers that depend on one part of a state alone.
+MAX_MEMO_INPUTS = 4
+"""Inputs whose answers a `Memo` caches: those of the state, and of variants of it that are tried.
+"""
 
-    Successive states share one cache. It affects nothing but time: each answer belongs to the very
-    part that it was computed from, and parts never change.
+
+class Memo:
+    """A cache of answers that depend on a part of the state alone.
+
+    The caller names that part, the answer's input. Successive states share one cache. It affects
+    nothing but time, since inputs are immutable: an answer is found for an equal input only.
     """
 
-    __slots__ = ("_parts", "_runs")
+    __slots__ = ("_by_input", "_by_runs")
 
     def __init__(self) -> None:
-        self._parts: list[tuple[object, dict[object, Any]]] = []
-        self._runs: tuple[object, dict[object, Any]] = ((), {})
+        self._by_input: list[tuple[object, dict[object, Any]]] = []  # newest first
+        self._by_runs: tuple[object, dict[object, Any]] = ((), {})
 
     def of_runs(self, runs: Mapping[RunId, Run]) -> dict[object, Any]:
         """Return the answers that depend on these runs; callers may add to them."""
-        known, answers = self._runs
+        known, answers = self._by_runs
         if known is not runs:
             answers = {}
-            self._runs = (runs, answers)
+            self._by_runs = (runs, answers)
         return answers
 
-    def of(self, part: object) -> dict[object, Any]:
-        """Return the answers that depend on a value equal to this one; callers may add to them."""
-        for known, answers in self._parts:
-            if known == part:
+    def of(self, inputs: object) -> dict[object, Any]:
+        """Return the answers for inputs equal to these; callers may add to them."""
+        for known, answers in self._by_input:
+            if known == inputs:
                 return answers
         answers = dict[object, Any]()
-        self._parts = [(part, answers), *self._parts[: MAX_REMEMBERED - 1]]
+        self._by_input = [(inputs, answers), *self._by_input[: MAX_MEMO_INPUTS - 1]]
         return answers
 
 
@@ -797,7 +828,7 @@ class SwarmState:
 
     Attributes:
         standings: Reputations of peers that failed, members or not.
-        ways: Connectivity of members; empty where links have no keys.
+        ways: Ways by which pairs of members reach each other; empty where links have no keys.
         contributions: Contributions to committed steps of present and former members.
         sent_traffic: Everything that each member sent.
         queue_s: Seconds that a run without peers waits for its turn.
@@ -825,6 +856,7 @@ class SwarmState:
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     def _from_runs(self, name: str, find: Callable[[], T]) -> T:
+        """Return an answer that depends on the runs alone, from the cache or by `find`."""
         answers = self.memo.of_runs(self.runs)
         if name not in answers:
             answers[name] = find()
@@ -833,7 +865,7 @@ class SwarmState:
 
     @property
     def going_runs(self) -> Sequence[Run]:
-        """Runs that are not over, in the order of their submission."""
+        """Runs that are not over, with peers or without, in the order of their submission."""
         return self._from_runs("going", self._find_going)
 
     def _find_going(self) -> Sequence[Run]:
@@ -841,7 +873,7 @@ class SwarmState:
 
     @property
     def active_runs(self) -> Sequence[Run]:
-        """Runs that are not over and have peers; a peer may serve several."""
+        """Those `going_runs` that have peers; a peer may serve several."""
         return self._from_runs("active", self._find_active)
 
     def _find_active(self) -> Sequence[Run]:
@@ -866,9 +898,11 @@ class SwarmState:
     def _find_hosted(self) -> Mapping[PeerId, Mapping[RunId, LayerRange]]:
         found: dict[PeerId, dict[RunId, LayerRange]] = {}
         for run in self.runs.values():
-            assignments = () if run.phase > RunPhase.FINISHED else run.attempt.assignments
-            for one in assignments:
-                if run.phase < RunPhase.FINISHED or one.peer_id in run.past.exported:
+            has_result = run.phase is RunPhase.FINISHED
+            if run.phase.is_over and not has_result:
+                continue
+            for one in run.attempt.assignments:
+                if not has_result or one.peer_id in run.past.exported:
                     found.setdefault(one.peer_id, {})[run.run_id] = one.layers
         return found
 
@@ -929,12 +963,12 @@ class SwarmState:
 
     def with_reputation(self, peer_id: PeerId, standing: Reputation) -> SwarmState:
         """Return the state with this reputation; the oldest beyond `MAX_STANDINGS` is dropped."""
-        others = {name: s for name, s in self.standings.items() if name != peer_id}
-        known = dict(list(others.items())[1 - MAX_STANDINGS :])
-        return replace(self, standings=MappingProxyType({**known, peer_id: standing}))
+        others = {name: one for name, one in self.standings.items() if name != peer_id}
+        newest = dict(list(others.items())[-(MAX_STANDINGS - 1) :])
+        return replace(self, standings=MappingProxyType({**newest, peer_id: standing}))
 
     def contribution_of(self, peer_id: PeerId) -> Contribution:
-        """Return a member's contribution, the one count for all displays."""
+        """Return a peer's contribution, as all displays show it."""
         sent = self.sent_traffic.get(peer_id, SentTraffic())
         return replace(self.contributions.get(peer_id, Contribution()), all_bytes=sent.all_bytes)
 

@@ -499,18 +499,25 @@ class _Division:
     # ---- remaining peers
 
     def _give_the_rest(self, runs: Sequence[Run]) -> None:
-        in_turn = sorted(runs, key=self.place_in_line)
-        for peer in tuple(self._free):
-            helped = next((run for run in in_turn if self._helps(run, peer)), None)
-            if helped is not None:
-                self._take(helped, [peer])
-                in_turn.sort(key=self.place_in_line)
+        while self._give_each_once(runs):
+            pass  # A run with more peers has shorter stages, which fit into smaller peers too.
         broken = [run for run in self._active if run.phase is RunPhase.WAITING]
         if broken and self._free:
             # A peer that helps no run alone may do so where a run has to be placed again.
             in_turn = sorted(broken, key=self.place_in_line)
             rest = [run for run in in_turn if self.hosts(run, self._with_free(run))]
             self._take((*rest, *in_turn)[0], tuple(self._free))
+
+    def _give_each_once(self, runs: Sequence[Run]) -> bool:
+        """Give each free peer to a run that it helps; return whether stages may be shorter now."""
+        in_turn, may_be_shorter = sorted(runs, key=self.place_in_line), False
+        for peer in tuple(self._free):
+            helped = next((run for run in in_turn if self._helps(run, peer)), None)
+            if helped is not None:
+                self._take(helped, [peer])
+                in_turn.sort(key=self.place_in_line)
+                may_be_shorter |= not helped.attempt.assignments
+        return may_be_shorter and bool(self._free)
 
     def _with_free(self, run: Run) -> set[PeerId]:
         return self._shares[run.run_id].union(self._free)

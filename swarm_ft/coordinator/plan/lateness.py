@@ -58,7 +58,7 @@ def overdue_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, Rea
     """Return peers that are overdue, with the reason of each. See the module."""
     absent, awaited = _absent(run), run.attempt.awaited
     mute = [peer for peer in absent if not awaited.waits_for.get(peer)]
-    since_s = {peer: awaited.excused_until_s(peer) for peer in mute}
+    since_s = {peer: awaited.last_excused_s(peer) for peer in mute}
     overdue = [peer for peer in mute if now_s - since_s[peer] >= _limit_s(state, run, peer)]
     if absent and not mute and now_s - awaited.newest_s >= _deadlock_limit_s(state, run):
         overdue = [_deadlock_victim(state, run, absent)]

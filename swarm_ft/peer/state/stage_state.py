@@ -1,4 +1,4 @@
-"""The state of a stage at this peer: weights, optimizer, buffers, residuals, bases, open step.
+"""The state of a stage: weights, optimizer, buffers, residuals, side information, open step.
 
 The number of committed steps always moves with the weights, whatever happens to the buffers:
 missing buffers cost key frames, but a step that counts twice or not at all cannot be repaired. The
@@ -21,6 +21,8 @@ from swarm_ft import failpoints
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.base import CPU
+from swarm_ft.codec.spec import CodecSpec, Direction
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import (
     BadFrame,
     BadInput,
@@ -31,19 +33,17 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.boundary.bases import Bases
+from swarm_ft.peer.boundary.side_info import SideInfoStore
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.step import StepProgress
 from swarm_ft.protocol.messages.control import CommitStep, HeldStage
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import SpanKind
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
-from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
-from swarm_ft.snapshots.shard import BufferName, ShardContents
+from swarm_ft.snapshots.shard import SIDE_INFO, BufferName, ShardContents
 from swarm_ft.stage.base import Engine
 from swarm_ft.stage.model_access import refusal_of
 
@@ -87,7 +87,7 @@ def _sample(tokens: int, channels: int, device: torch.device) -> torch.Tensor:
     return torch.randn(tokens, channels, generator=generator).to(device)
 
 
-# ---- parts of a shard beside the weights: residuals, bases and buffers
+# ---- parts of a shard beside the weights: residuals, side information and buffers
 #
 # A shard contains the buffers only while they are few. Otherwise they stay on the peers' disks, and
 # a run that rolls back to the snapshot continues with the buffers there, even newer ones.
@@ -101,34 +101,35 @@ _BUFFERS = {
     End.RECEIVED: "buffers/received",
     End.RESIDUAL: "buffers/owed",
 }
-"""Tensors with the payloads of all buffers of an end, joined in the order of their names."""
+"""Name of the tensor with the payloads of an end's buffers, joined in the order of their names."""
 _SIZES = "/sizes"
-"""Suffix of the tensor with each buffer's tokens and payload bytes."""
+"""Suffix of the name of the tensor with each buffer's tokens and payload bytes."""
 RESIDUALS = "residuals/"
 """Prefix of the names of residuals."""
-BASES = "bases/"
-"""Prefix of the names of bases."""
 
 
 def with_extras(
-    state: Mapping[str, Tensor], store: BufferStore, residuals: Residuals, bases: Bases
+    state: Mapping[str, Tensor],
+    store: BufferStore,
+    residuals: Residuals,
+    side_info: SideInfoStore,
 ) -> ShardContents:
     """Return weights and optimizer state together with copies of all other state.
 
     Reads the disk.
     """
     owed = {f"{RESIDUALS}{name}": x.clone() for name, x in residuals.export().items()}
-    along = {f"{BASES}{name}": x for name, x in bases.export().items()}
+    learned = {f"{SIDE_INFO}{name}": x for name, x in side_info.export().items()}
     records = _few_records(store)
     return ShardContents(
         state=dict(state),
-        extras={**owed, **along, **payloads(records)},
+        extras={**owed, **learned, **payloads(records)},
         buffer_digests={name: record.digest for name, record in records.items()},
     )
 
 
 def _few_records(store: BufferStore) -> dict[BufferName, BufferRecord]:
-    """Return all records; none if they are too many."""
+    """Return all records of the store; none if they are more than `MAX_BUFFER_BYTES`."""
     found: dict[BufferName, BufferRecord] = {}
     num_records, num_bytes = len(store), 0
     for key, record in store.records():
@@ -149,28 +150,30 @@ def restore_residuals(residuals: Residuals, contents: ShardContents) -> None:
     Raises:
         BadSnapshot: The tensors are no residuals.
     """
-    owed = {
+    tensors = {
         name.removeprefix(RESIDUALS): x
         for name, x in contents.extras.items()
         if name.startswith(RESIDUALS)
     }
     try:
-        residuals.restore(owed)
+        residuals.restore(tensors)
     except MalformedMessage as error:
         raise BadSnapshot(f"{error.message}; start a new run") from error
 
 
-def restore_bases(bases: Bases, channels: int, contents: ShardContents) -> None:
-    """Restore the bases of a shard.
+def restore_side_info(side_info: SideInfoStore, channels: int, contents: ShardContents) -> None:
+    """Restore the side information of a shard.
 
     Raises:
-        BadSnapshot: The tensors are no bases for this number of channels.
+        BadSnapshot: The tensors are no side information for this number of channels.
     """
     known = {
-        name.removeprefix(BASES): x for name, x in contents.extras.items() if name.startswith(BASES)
+        name.removeprefix(SIDE_INFO): x
+        for name, x in contents.extras.items()
+        if name.startswith(SIDE_INFO)
     }
     try:
-        bases.restore(known, channels)
+        side_info.restore(known, channels)
     except BadFrame as error:
         raise BadSnapshot(f"{error.message}; start a new run") from error
 
@@ -195,14 +198,14 @@ def buffers_in(contents: ShardContents, channels: int) -> Iterator[tuple[BufferN
     """Yield the buffers of a shard whose payloads fit their digests."""
     for end in End:
         names = sorted(name for name in contents.buffer_digests if name[1] == end)
-        for name, (tokens, payload) in zip(names, _rows(contents, end), strict=False):
+        for name, (tokens, payload) in zip(names, _payloads_of(contents, end), strict=False):
             digest = contents.buffer_digests[name]
             if fingerprint_of(payload) == digest:
                 yield name, BufferRecord(digest, tokens, channels, payload)
 
 
-def _rows(contents: ShardContents, end: End) -> Iterator[tuple[int, bytes]]:
-    """Yield tokens and payload of each complete buffer of an end."""
+def _payloads_of(contents: ShardContents, end: End) -> Iterator[tuple[int, bytes]]:
+    """Yield tokens and payload of each complete buffer of an end; see `payloads`."""
     payloads = contents.extras.get(_BUFFERS[end], torch.empty(0, dtype=torch.uint8))
     sizes = contents.extras.get(f"{_BUFFERS[end]}{_SIZES}", torch.empty(0, 2, dtype=torch.int64))
     if payloads.dtype != torch.uint8 or sizes.dtype != torch.int64 or sizes.shape[1:] != (2,):
@@ -216,7 +219,11 @@ def _rows(contents: ShardContents, end: End) -> Iterator[tuple[int, bytes]]:
 
 
 def payloads(records: Mapping[BufferName, BufferRecord]) -> dict[str, Tensor]:
-    """Return payloads, uint8 [bytes], and sizes, int64 [buffers, 2], of ends with buffers."""
+    """Return two tensors for each end with buffers, by name.
+
+    One has the payloads of all buffers, uint8 [bytes]. The other has the tokens and payload bytes
+    of each buffer, int64 [buffers, 2].
+    """
     found: dict[str, Tensor] = {}
     for end, tensor in _BUFFERS.items():
         of_end = [records[name] for name in sorted(records) if name[1] == end]
@@ -248,15 +255,15 @@ class StageState:
         context: Context of the run.
         store: Buffers at this stage's ends of its boundaries.
         residuals: Residuals of this stage's gradients.
-        bases: Bases of this stage's frames.
+        side_info: Side information of this stage's frames.
         committed_steps: Number of steps in the state.
         last_attempt: Attempt that committed the last of them.
         gradient_attempt: Attempt whose complete gradients the engine holds; None if it holds none.
         progress: Progress of the open step in the engine; None if the step begins anew.
         limits_microbatches: Whether memory ran out, so that the stage holds no more microbatches
             than plain 1F1B does.
-        outdated_buffers: Buffers of samples at other replicas in the open step; its commit makes
-            them out of date.
+        outdated_buffers: Buffers to drop when the open step commits: their samples pass another
+            replica in it, which then has newer ones.
     """
 
     def __init__(
@@ -273,14 +280,14 @@ class StageState:
         self._spec = spec
         self._make_engine = make_engine
         self._engine: Engine | None = None
-        self._one_change = asyncio.Lock()
+        self._change_lock = asyncio.Lock()
         self.store = store if store is not None else BufferStore()
         self.files = files
         self._reset()
 
     def _reset(self) -> None:
         self.residuals = Residuals()
-        self.bases = Bases()
+        self.side_info = SideInfoStore()
         self.committed_steps, self.last_attempt = 0, NO_ATTEMPT
         self.gradient_attempt: Attempt | None = None
         self.progress: StepProgress | None = None
@@ -346,16 +353,19 @@ class StageState:
         await self.prepare(layers)
 
     async def prepare(self, layers: LayerRange) -> None:
-        """Load the engine, if there is none; buffers and residuals stay the same objects."""
-        async with self._one_change:
+        """Load weights if there are none; buffers and residuals stay as they are.
+
+        `load` does the same after it dropped all other state.
+        """
+        async with self._change_lock:
             if self._engine is None:
                 await run_in(
                     self._context.codecs, compile_codecs, self._spec, self._context.codec_device
                 )
-                self._engine = await self._loaded(layers)
+                self._engine = await self._load_engine(layers)
                 logger.info("run %s: loaded layers %s", self._run_id, layers)
 
-    async def _loaded(self, layers: LayerRange) -> Engine:
+    async def _load_engine(self, layers: LayerRange) -> Engine:
         """Return an engine with loaded weights.
 
         Raises:
@@ -382,7 +392,7 @@ class StageState:
 
     async def wait_idle(self) -> None:
         """Wait for a change under way, which continues even if its caller was cancelled."""
-        async with self._one_change:
+        async with self._change_lock:
             pass
 
     async def commit(self, commit: CommitStep) -> None:
@@ -394,7 +404,7 @@ class StageState:
         await asyncio.shield(self._commit(commit))
 
     async def _commit(self, commit: CommitStep) -> None:
-        async with self._one_change:
+        async with self._change_lock:
             if commit.step < self.committed_steps:
                 return
             self._check_turn(commit)
@@ -405,11 +415,11 @@ class StageState:
             self.last_attempt = commit.attempt
             self.progress = None
             self.residuals.commit()
-            if self.bases.has_changes:
-                await run_in(self._context.codecs, self.bases.commit)
+            if self.side_info.has_changes:
+                await run_in(self._context.codecs, self.side_info.commit)
             await self._commit_buffers(commit.step)
-            # The next basis is computed in the background; the step's last frame waits for it.
-            self._context.codecs.submit(self.bases.learn)
+            # The next side information is computed meanwhile; the step's last frame waits for it.
+            self._context.codecs.submit(self.side_info.learn)
 
     async def _applied(self, apply: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Change the weights. A failure may leave half of the change, so that all state is dropped.
@@ -448,7 +458,7 @@ class StageState:
         await asyncio.shield(self._apply_sum(commit, total))
 
     async def _apply_sum(self, commit: CommitStep, total: Tensor) -> None:
-        async with self._one_change:
+        async with self._change_lock:
             if commit.step < self.committed_steps:
                 return
             if commit.step > self.committed_steps:
@@ -479,7 +489,7 @@ class StageState:
         await run_in(self._context.compute, begin, step, num_targets)
         self.store.rollback()
         self.residuals.rollback()
-        self.bases.rollback()
+        self.side_info.rollback()
         self.progress = StepProgress(step)
         return self.progress
 
@@ -505,7 +515,7 @@ class StageState:
         )
         self.store.rollback(but=progress.samples)
         self.residuals.rollback()
-        self.bases.rollback(but=progress.samples)
+        self.side_info.rollback(but=progress.samples)
         # The engine holds this gradient again, and adds to its own copy from now on.
         progress.gradient = None
         self.progress = progress
@@ -544,11 +554,11 @@ class StageState:
         """
         await self.wait_idle()  # weights are counted before their buffers are committed
         state = await run_in(self._context.compute, self.engine.state)
-        kept = self.store, self.residuals, self.bases
+        kept = self.store, self.residuals, self.side_info
         return await run_in(self._context.codecs, with_extras, state, *kept)
 
     async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
-        """Restore the contents that `weights` or `everything` returned for the same layers.
+        """Restore the contents that `weights` or `full_state` returned for the same layers.
 
         Only `load` or `prepare` may precede this call. A cancelled call still runs to its end.
 
@@ -564,13 +574,13 @@ class StageState:
         await asyncio.shield(self._restore(contents, step, attempt))
 
     async def _restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
-        async with self._one_change:
+        async with self._change_lock:
             layers = self.engine.layers
             await run_in(self._context.compute, self.engine.load_state, contents.state)
             self.committed_steps, self.last_attempt = step, attempt
             channels = self._spec.model.hidden_size
             restore_residuals(self.residuals, contents)
             codecs = self._context.codecs
-            await run_in(codecs, restore_bases, self.bases, channels, contents)
+            await run_in(codecs, restore_side_info, self.side_info, channels, contents)
             await run_in(codecs, restore_buffers, self.store, self._run_id, channels, contents)
         logger.info("run %s: restored layers %s at step %d", self._run_id, layers, step)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import Attempt, StepNumber
 from swarm_ft.protocol.machines.outbox import Outbox
@@ -28,7 +29,6 @@ from swarm_ft.protocol.messages.boundary import (
     KeyFrameRequest,
     SessionMessage,
 )
-from swarm_ft.protocol.spec.codec_spec import Direction
 
 WINDOW_FRAMES = 256
 """Frames that the other side may leave unacknowledged, which bounds a hostile peer's use of memory.
@@ -62,20 +62,27 @@ Effects = list[SessionEffect]
 
 
 class BoundarySession:
-    """State of one end of a boundary during one attempt; see the module's docstring."""
+    """State of one end of a boundary during one attempt; see the module's docstring.
+
+    Attributes:
+        attempt: Attempt of all frames.
+        sends: Direction of the frames that this end sends; it receives the other direction.
+    """
 
     def __init__(self, *, attempt: Attempt, sends: Direction) -> None:
         self.attempt = attempt
         self.sends = sends
         self._step = StepNumber(-1)
-        self._sent: dict[FrameKey, Frame] = {}
-        self._outbox: Outbox[FrameKey, Frame] = Outbox()
-        self._rekeyed: set[FrameKey] = set()
-        self._withheld: set[FrameKey] = set()
-        self._received: set[FrameKey] = set()
-        self._decoding: set[FrameKey] = set()
-        self._refused: set[FrameKey] = set()
-        self._early: dict[FrameKey, Frame] = {}
+        # Frames that this side sends in the step.
+        self._sent: dict[FrameKey, Frame] = {}  # all of them, arrived or not
+        self._outbox: Outbox[FrameKey, Frame] = Outbox()  # not acknowledged
+        self._refused_there: set[FrameKey] = set()  # whose delta the other side refused
+        self._reencoding: set[FrameKey] = set()  # refused, and not encoded again yet
+        # Frames that the other side sends in the step.
+        self._received: set[FrameKey] = set()  # accepted
+        self._decoding: set[FrameKey] = set()  # delivered to the caller, who decodes them
+        self._refused_here: set[FrameKey] = set()  # requested as key frames on this stream
+        self._early: dict[FrameKey, Frame] = {}  # of the next step, which is not begun here
 
     @property
     def received(self) -> frozenset[FrameKey]:
@@ -90,19 +97,20 @@ class BoundarySession:
     @property
     def is_settled(self) -> bool:
         """Whether the other side has everything that was sent in this step."""
-        return not self._outbox and not self._withheld
+        return not self._outbox and not self._reencoding
 
     def is_acknowledged(self, key: FrameKey) -> bool:
         """Whether the other side has acknowledged this frame of this side."""
-        return self._outbox.find(key) is None and key not in self._withheld
+        return self._outbox.find(key) is None and key not in self._reencoding
 
     def forget(self, key: FrameKey) -> None:
         """Forget an acknowledged frame, which nobody needs again in any attempt."""
         self._sent.pop(key, None)
 
     def has_missing(self, keys: Iterable[FrameKey]) -> bool:
-        """Whether some of these frames of this step have not arrived."""
-        return not self._received.union(self._decoding).issuperset(keys)
+        """Whether some of these frames have not arrived; those that are being decoded have."""
+        arrived = self._received | self._decoding
+        return not arrived.issuperset(keys)
 
     # ---- actions of this side
 
@@ -110,9 +118,10 @@ class BoundarySession:
         """Start a step: forget the last one, and process frames that arrived before their plan."""
         self._step = step
         self._outbox.clear()
-        sent = (self._sent, self._rekeyed, self._withheld)
-        for frames in (*sent, self._received, self._decoding, self._refused):
-            frames.clear()
+        for sent in (self._sent, self._refused_there, self._reencoding):
+            sent.clear()
+        for received in (self._received, self._decoding, self._refused_here):
+            received.clear()
         early = [frame for key, frame in self._early.items() if key.step == step]
         self._early.clear()
         return [effect for frame in early for effect in self._frame(frame)]
@@ -126,10 +135,10 @@ class BoundarySession:
         key = frame.key
         if (key.attempt, key.step, key.direction) != (self.attempt, self._step, self.sends):
             raise OutOfTurn(f"cannot send {key} in step {self._step} of attempt {self.attempt}")
-        if key in self._rekeyed and key not in self._withheld:
-            return []  # the other side accepted the refused one after all
+        if key in self._refused_there and key not in self._reencoding:
+            return []  # the other side acknowledged it meanwhile, or has its key frame already
         self._sent[key] = frame
-        self._withheld.discard(key)
+        self._reencoding.discard(key)
         return _transmitted(self._outbox.put(key, frame))
 
     def accepted(self, key: FrameKey) -> Effects:
@@ -145,20 +154,23 @@ class BoundarySession:
         if key not in self._decoding:
             return []
         self._decoding.discard(key)
-        self._refused.add(key)
+        self._refused_here.add(key)
         return [Transmit(KeyFrameRequest(key, reason))]
 
-    def retry(self, key: FrameKey) -> None:
-        """Record that the delivered frame was broken; it arrives again over the next stream."""
+    def discarded(self, key: FrameKey) -> None:
+        """Record that the caller discarded the delivered frame, because it broke the protocol.
+
+        The caller then drops the stream; the frame arrives again over the next one.
+        """
         self._decoding.discard(key)
 
     # ---- events of the stream
 
     def connected(self, hello: BoundaryHello) -> Effects:
         """Record that a stream is up with this hello; return the frames to send again."""
-        self._refused.clear()  # a request may have been lost with the last stream
+        self._refused_here.clear()  # a request may have been lost with the last stream
         for key in hello.received:
-            self._withheld.discard(key)
+            self._reencoding.discard(key)
             self._outbox.withdraw(key)
         return _transmitted(self._outbox.connected(hello.window_frames))
 
@@ -176,7 +188,7 @@ class BoundarySession:
             case Frame():
                 return self._frame(message)
             case Ack(key):
-                self._withheld.discard(key)
+                self._reencoding.discard(key)
                 return _transmitted(self._outbox.acknowledge(key))
             case KeyFrameRequest(key, reason):
                 return self._key_frame_request(key, reason)
@@ -191,12 +203,14 @@ class BoundarySession:
             return self._park(frame)
         if key in self._received:
             return [Transmit(Ack(key))]
-        if key in self._decoding or (key in self._refused and frame.kind is FrameKind.DELTA):
-            return []  # a copy of one that is being decoded, or that was refused on this stream
+        was_refused = key in self._refused_here and frame.kind is FrameKind.DELTA
+        if key in self._decoding or was_refused:
+            return []  # a copy: one frame of this key is enough, and a delta is refused once
         self._decoding.add(key)
         return [Deliver(frame)]
 
     def _park(self, frame: Frame) -> Effects:
+        """Store a frame of the next step until `begin`."""
         # The sender may begin a step before we do; its window bounds how far it can run ahead.
         if frame.key.step != self._step + 1 and self._step >= 0:
             raise OutOfTurn(f"got a frame of step {frame.key.step} during step {self._step}")
@@ -207,12 +221,12 @@ class BoundarySession:
 
     def _key_frame_request(self, key: FrameKey, reason: str) -> Effects:
         frame = self._outbox.find(key)
-        if frame is None or key in self._rekeyed:
+        if frame is None or key in self._refused_there:
             return []
         if frame.kind is not FrameKind.DELTA:
             raise OutOfTurn(f"got a request for a key frame of {key}, which has no base: {reason}")
-        self._rekeyed.add(key)
-        self._withheld.add(key)
+        self._refused_there.add(key)
+        self._reencoding.add(key)
         self._outbox.withdraw(key)  # it must not go out again as the delta that was refused
         return [Reencode(frame, reason)]
 

@@ -122,7 +122,7 @@ class Pipeline:
 
     @property
     def alone(self) -> Pipeline:
-        """The same pipeline without other runs; other programs stay."""
+        """The same pipeline without other runs on its machines; its rates of links stay."""
         stages = tuple(replace(stage, busy=0.0) for stage in self.stages)
         return replace(self, stages=stages, busy={})
 

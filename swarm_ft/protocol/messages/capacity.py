@@ -108,6 +108,8 @@ class PlacedPeer:
         busy: Share of its time that they take.
         host_busy: Cores of its machine that other runs need, at all peers there.
         host_load: Cores of its machine that other programs need.
+        shared_up_bytes_per_s, shared_down_bytes_per_s: Bytes per second that its link leaves while
+            the other runs go on; 0: those of `machine`.
     """
 
     peer_id: PeerId
@@ -118,6 +120,8 @@ class PlacedPeer:
     busy: Share = 0.0
     host_busy: Cores = 0.0
     host_load: Cores = 0.0
+    shared_up_bytes_per_s: Rate = 0.0
+    shared_down_bytes_per_s: Rate = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

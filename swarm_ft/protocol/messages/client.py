@@ -140,6 +140,11 @@ class RunPhase(IntEnum):
         """Whether no step will follow."""
         return self >= RunPhase.FINISHED
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the coordinator stores the tokens: a lost result is repeated from them."""
+        return self <= RunPhase.FINISHED
+
     def in_words(self, detail: str) -> str:
         """Return the phase and its detail for people: `queued`, or `waiting: layers 2-4`."""
         name = self.name.lower()
@@ -380,6 +385,19 @@ class MemberActivity(IntEnum):
     """The member stores a result until the client fetches it."""
 
 
+class MemberState(IntEnum):
+    """State of a peer, over all runs; the numbers are those of the wire."""
+
+    IDLE = 1
+    WORKING = 2
+    """The peer has work for a run."""
+    PAUSING = 3
+    """The peer asked to pause, and still has work."""
+    PAUSED = 4
+    LEAVING = 5
+    """The peer asked to leave."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberWork:
     """Work of a member for a run.
@@ -441,11 +459,11 @@ class MemberStatus:
 
     Attributes:
         layers: Layers that it offers; None: the coordinator chooses.
-        idle: Reason why no work suits it; empty if some may.
+        idle: Reason why no work suits it, or why it pauses or leaves; empty if some work may.
         grant: Stages that it may host.
         endpoint: Endpoint for other peers; empty if the caller may not connect to it.
         device: Device that it computes on, by its own report.
-        memory_bytes: Memory that it lends, by its own report.
+        memory_bytes: Memory of it that placements count.
         version: Version of its swarm-ft, by its own report.
         speaks: Version of its protocol.
         joined_ago_s: Seconds since its stream began.
@@ -454,6 +472,9 @@ class MemberStatus:
         works: Work for each run that has it, active runs first.
         links: Links to replicas of its stage and of adjoining stages, as far as known.
         given: Contribution in all committed steps, since the journal was made.
+        state: State, for programs; `idle` is its text for people.
+        offered_bytes: Memory that it offers, by its own report. It is more than `memory_bytes` if
+            the peers on its machine together offer more than the machine has.
     """
 
     peer_id: PeerId
@@ -471,6 +492,8 @@ class MemberStatus:
     works: Annotated[tuple[MemberWork, ...], Length(MAX_HOSTED)] = ()
     links: Annotated[tuple[MemberLink, ...], Length(MAX_LINKS)] = ()
     given: Contribution = field(default_factory=Contribution)
+    state: MemberState = MemberState.IDLE
+    offered_bytes: int = 0
 
     def work_in(self, run_id: RunId) -> MemberWork | None:
         """Return the peer's work for a run; None if the run does not have it."""

@@ -151,3 +151,23 @@ def test_a_peer_is_named_as_people_know_it() -> None:
             parse_change(f"peer {words}: gone", state, names)
     names.add("b" * 32, "Ada-3O9O")
     assert parse_change("peer ada-3090: gone", state, names).peer_id == "a" * 32
+    shown = names.shown(PeerId("a" * 32))
+    assert shown == "ada-3090 (aaaaaaaa)"
+    for words in (shown, "ada-3090  (aaaaaaaa)"):
+        assert parse_change(f"peer {words} : gone", state, names).peer_id == "a" * 32
+
+
+def test_texts_have_the_names_of_peers_and_no_ids() -> None:
+    ids = {"first": "a" * 32, "other": "b" * 32, "last": "c" * 32}
+    names = MemberNames()
+    names.replace({"a" * 32: "ada", "b" * 32: "eve", "c" * 32: ""})
+    moment = moment_of({ids[name]: layers for name, layers in LAYERS.items()})
+    found = what_if(replace(moment, names=names), f"peer {'a' * 32}: gone")
+    last = default_name("c" * 32)
+    assert found.changes == ("peer ada: gone",)
+    assert found.changed.pipeline.startswith(f"layers 0-2: eve (4 a step); layers 2-4: {last} (")
+    assert any("its part goes to eve" in words for _, words in found.changed.plans)
+    assert found.changed.bound_by.startswith("the compute of ")
+    for one in (found.baseline, found.changed):
+        words = (one.bound_by, one.pipeline, *(words for _, words in one.plans))
+        assert not any(name in text for name in ids.values() for text in words)

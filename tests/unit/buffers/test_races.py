@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarm_ft.buffers import BufferRecord, BufferStore, End
-from swarm_ft.buffers.disk import OtherRun
+from swarm_ft.buffers.disk import DeleteJob
 from swarm_ft.buffers.slab import Slab
 from swarm_ft.buffers.tiers import ReadJob, Tiers, WriteJob
 from swarm_ft.ids import SampleId, StepNumber
@@ -44,7 +44,7 @@ def read_begun(tiers: Tiers) -> ReadJob:
     return job
 
 
-def write_begun(tiers: Tiers) -> WriteJob | OtherRun:
+def write_begun(tiers: Tiers) -> WriteJob | DeleteJob:
     job = tiers.start_write()
     assert job is not None
     return job

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
-from swarm_ft.buffers.disk import OtherRun
+from swarm_ft.buffers.disk import DeleteJob
 from swarm_ft.buffers.slab import Broken
 from swarm_ft.buffers.tiers import ReadJob, WriteJob
 from swarm_ft.ids import SampleId, StepNumber
 from swarm_ft.protocol.spec.training_plan import NEVER, VisitOrder, step_samples
+from tests.draws import draws
 from tests.specs import train_spec
 
 from .conftest import RUN, SLOT_BYTES, SPEC, key, record
@@ -52,7 +53,7 @@ class DiskMachine(RuleBasedStateMachine):
         self.ever: dict[BufferKey, list[BufferRecord]] = {}
         self.lent: dict[BufferKey, BufferRecord] = {}
         self.num_records, self.step = 0, StepNumber(0)
-        self.writes: list[WriteJob | OtherRun | None] = []
+        self.writes: list[WriteJob | DeleteJob | None] = []
         self.reads: list[tuple[ReadJob, BufferRecord | Broken] | None] = []
         self.is_damaged = False
 
@@ -309,7 +310,7 @@ class DiskMachine(RuleBasedStateMachine):
 
 TestDiskMachine = DiskMachine.TestCase
 TestDiskMachine.settings = settings(
-    derandomize=True, deadline=None, max_examples=60, stateful_step_count=60
+    derandomize=True, deadline=None, max_examples=draws(60), stateful_step_count=60
 )
 
 

@@ -19,10 +19,10 @@ from swarm_ft.client.forecast import (
     forecast,
     with_mean_length,
 )
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.step_cost import SecondsRange, prior
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import (
     Adapter,
@@ -251,8 +251,8 @@ def test_a_line_says_the_most_important() -> None:
         unknown=(),
     )
     assert found.line() == (
-        "forecast  2.26 to 4.19 samples/s, 1.5 to 2.8 h (about 2 s a step at first, then 1); "
-        "slowest: the uplink of peer-1"
+        "forecast  2.26 to 4.19 samples/s, 1.5 to 2.8 h (about 2 s/step at first, then "
+        "1 s/step); slowest: the uplink of peer-1"
     )
     assert "range     wide, because this swarm has not measured a run yet" in found.lines()
     waits = replace(found, num_waiting=2, starts_after_s=240.0, num_learned=3)
@@ -314,6 +314,19 @@ def test_other_runs_on_the_same_peers_stretch_a_step_while_they_last() -> None:
     half = forecast(spec, busy, other_runs_s=full.seconds / 2)
     assert half.seconds == pytest.approx((full.seconds + quiet.seconds) / 2)
     assert forecast(spec, busy, other_runs_s=0.0).seconds == pytest.approx(quiet.seconds)
+
+
+def test_a_link_that_other_runs_share_is_whole_once_they_end() -> None:
+    """Check a job whose steps take as long as one uplink, of which another run takes half."""
+    slow = Machine(flops_per_s=1e15, up_bytes_per_s=1e6, down_bytes_per_s=1e12)
+    spec = job(forward_codec="fp16", backward_codec="fp16")
+    alone = on(FAST, slow)
+    shared = [alone[0], replace(alone[1], num_runs=1, shared_up_bytes_per_s=5e5)]
+    quiet, full = forecast(spec, alone), forecast(spec, shared)
+    assert full.seconds > 1.9 * quiet.seconds
+    half = forecast(spec, shared, other_runs_s=full.seconds / 2)
+    assert half.seconds == pytest.approx((full.seconds + quiet.seconds) / 2)
+    assert forecast(spec, shared, other_runs_s=0.0).seconds == pytest.approx(quiet.seconds)
 
 
 def test_other_programs_on_a_machine_make_a_step_longer_and_the_range_wider() -> None:

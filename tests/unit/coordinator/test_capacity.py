@@ -64,10 +64,12 @@ def swarm_of(*members: Member) -> SwarmState:
 
 
 @asynccontextmanager
-async def asked(state: Callable[[], SwarmState] = SwarmState) -> AsyncIterator[Channel]:
+async def asked(
+    state: Callable[[], SwarmState] = SwarmState, machine: Machine = MACHINE
+) -> AsyncIterator[Channel]:
     capacity = Capacity(ManualClock(), state)
     for name in "ab":
-        capacity.on_machine_report(PeerId(name), MACHINE)
+        capacity.on_machine_report(PeerId(name), machine)
     handlers: Mapping[Method[Any, Any], Handler] = {
         PLACE: capacity.place,
         MEASURE_LINK: capacity.measure,
@@ -178,6 +180,22 @@ def test_a_run_leaves_the_rest_of_a_link_to_the_next_one_or_an_equal_part() -> N
     slow = replace(MACHINE, up_bytes_per_s=1.2 * used)
     assert load["a"].share_link(slow).up_bytes_per_s == pytest.approx(0.6 * used)
     assert load["a"].share_link(MACHINE).up_bytes_per_s == 0.0, "an unknown rate stays unknown"
+
+
+async def test_a_plan_has_the_whole_rates_of_a_link_and_those_beside_other_runs() -> None:
+    """Check a run of two stages whose frames take a tenth of the uplink of `a`."""
+    roomy = [replace(one, hello=replace(one.hello, max_beside=3)) for one in map(member, "abc")]
+    run = training("run-1", at("a", "0-2"), at("b", "2-4"))
+    state = swarm_of(*roomy).with_run(run)
+    used = load_on(state, {}, PeerId("a")).up_bytes_per_s
+    machine = replace(MACHINE, up_bytes_per_s=10 * used, down_bytes_per_s=100 * used)
+    async with asked(lambda: state, machine) as channel:
+        placed = await call(channel, PLACE, PlaceRequest(spec=run_spec()), 5.0)
+    found = {one.peer_id: one for one in placed.peers}
+    assert found[PeerId("a")].machine == found[PeerId("b")].machine == machine
+    assert found[PeerId("a")].shared_up_bytes_per_s == pytest.approx(9 * used)
+    assert 9 * used < found[PeerId("a")].shared_down_bytes_per_s < 100 * used
+    assert (found[PeerId("c")].num_runs, found[PeerId("c")].shared_up_bytes_per_s) == (0, 0.0)
 
 
 def test_what_other_programs_ask_for_is_what_members_do_not_use() -> None:

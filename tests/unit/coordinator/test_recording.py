@@ -51,7 +51,7 @@ from swarm_ft.coordinator.recording.files import (
     text_of,
 )
 from swarm_ft.coordinator.recording.recorder import PASSED_S, Recorder, Surroundings
-from swarm_ft.coordinator.recording.values import decode_value, encode_value
+from swarm_ft.coordinator.recording.values import RECORDED
 from swarm_ft.coordinator.replay import at_end, at_time, moments
 from swarm_ft.errors import BadInput, BadOption, JournalError
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
@@ -292,11 +292,11 @@ def test_another_key_opens_nothing(tmp_path: Path) -> None:
     [
         (
             b"swarm-ft recording 0\n",
-            "expected version 1 to 3, got 0, which swarm-ft of an unknown version wrote; replay it",
+            "expected version 1 to 4, got 0, which swarm-ft of an unknown version wrote; replay it",
         ),
         (
-            b"swarm-ft recording 4; written by 0.9.0+g1a2b3c4d\n",
-            "expected version 1 to 3, got 4, which swarm-ft 0.9.0\\+g1a2b3c4d wrote; replay it",
+            b"swarm-ft recording 5; written by 0.9.0+g1a2b3c4d\n",
+            "expected version 1 to 4, got 5, which swarm-ft 0.9.0\\+g1a2b3c4d wrote; replay it",
         ),
         (b"something\n", "expected a coordinator's recording, got another kind of file; move it"),
         (b"", "expected a coordinator's recording, got another kind of file; move it"),
@@ -333,7 +333,7 @@ def test_a_recording_of_an_earlier_commit_is_replayed(tmp_path: Path, earlier: E
         ({"run_id": "r", "actor": 2}, RunCancelled(RunId("r"), Actor.OWNER)),
         ({"run_id": "r", "reason": "torn"}, TokensLost(RunId("r"), "torn")),
         (
-            {"run_id": "r", "snapshot": encode_value(SAVED), "reason": "full"},
+            {"run_id": "r", "snapshot": RECORDED.encode(SAVED), "reason": "full"},
             SnapshotLost(RunId("r"), SAVED, "full"),
         ),
         ({"may_go": True, "words": "", "seconds": 0.0}, Progress(may_go=True)),
@@ -348,7 +348,7 @@ def test_a_recording_of_an_earlier_commit_is_replayed(tmp_path: Path, earlier: E
     ],
 )
 def test_values_of_earlier_versions_have_todays_fields(found: object, value: object) -> None:
-    assert decode_value(type(value), found) == value
+    assert RECORDED.decode(type(value), found) == value
 
 
 def test_a_file_says_who_wrote_it(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_every_kind_of_event_is_read_as_it_was_written(make_spec: MakeSpec) -> N
     grant = Grant(replica_only=True, layers=LayerRange(0, 2))
     key = b"q" * 32
     events: tuple[Event, ...] = (
-        PeerJoined(hello, grant),
+        PeerJoined(replace(hello, machine_memory_bytes=7), grant, "machine"),
         PeerSaid(peer, PeerAlive(attempt=Attempt(1), compute_s=0.1)),
         PeerLost(peer),
         RunSubmitted(run_id, make_spec(num_steps=4), "owner", key, 7),

@@ -179,6 +179,26 @@ def test_a_job_that_some_can_load_waits_for_others_that_can(
     assert swarm.run().detail == reason(Kind.SEVERAL, parts=(missing("2-4"), misfit))
 
 
+@pytest.mark.parametrize("misfit_is_first", [True, False])
+def test_a_peer_that_waits_for_one_that_cannot_load_has_loaded_itself(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, misfit_is_first: bool
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b)
+    assert a.assign is not None
+    waits = PeerAlive(run_id=RUN, attempt=a.assign.attempt, waits_for=(b.peer_id,))
+    if not misfit_is_first:
+        swarm.say(a, waits)
+        assert swarm.run().phase is RunPhase.LOADING
+    fail(swarm, b, "bad-model", "no such model")
+    if misfit_is_first:
+        assert swarm.run().phase is RunPhase.LOADING, "a has yet to look"
+        swarm.say(a, waits)
+    assert swarm.run().phase is RunPhase.WAITING
+    misfit = reason(Kind.PEER_MISFIT, "b", code="bad-model", text="no such model")
+    assert swarm.run().detail == reason(Kind.SEVERAL, parts=(missing("2-4"), misfit))
+
+
 def test_who_leaves_before_it_looked_keeps_no_run_waiting_for_its_word(
     swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
 ) -> None:

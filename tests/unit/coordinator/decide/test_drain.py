@@ -13,11 +13,13 @@ from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.plan.lateness import state_bytes
 from swarm_ft.coordinator.plan.succession import SAVE_S
+from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.client import MemberState, RunPhase
 from swarm_ft.protocol.messages.control import PeerResumed, SaveStage
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.draws import draws
 from tests.reasons import kinds_in, part_of, ranges_of, reason
 from tests.unit.coordinator.conftest import EVENT_S, RUN, FakePeer, MakeSpec, Swarm
 
@@ -374,6 +376,24 @@ def test_who_paused_is_given_work_again_when_it_works(
     assert "auto" in swarm.run().peers
 
 
+def test_a_status_has_the_state_of_each_peer(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    def states() -> dict[str, MemberState]:
+        return {one.peer_id: one.state for one in overview(swarm.state).members}
+
+    begin(swarm, spec, a, b)
+    assert states() == {"a": MemberState.WORKING, "b": MemberState.WORKING}
+    swarm.would_leave(b, stays=True)
+    assert states()["b"] is MemberState.PAUSING
+    swarm.join(make_peer("c", "auto"), make_peer("far", "6-8"))
+    swarm.settle()
+    assert states()["b"] is MemberState.PAUSED
+    assert states()["far"] is MemberState.IDLE
+    swarm.would_leave(a)
+    assert states()["a"] is MemberState.LEAVING
+
+
 # ---- what has to last
 
 
@@ -524,7 +544,7 @@ def do(swarm: Swarm, peer: FakePeer, wish: str) -> None:
         swarm.leave(peer)
 
 
-@settings(max_examples=40)
+@settings(max_examples=draws(40))
 @given(wishes=wishes, keeps_snapshots=st.booleans(), slow=st.sets(st.sampled_from(NAMES)))
 def test_as_long_as_all_wait_until_they_may_go_no_step_is_lost(
     make_spec: MakeSpec,
