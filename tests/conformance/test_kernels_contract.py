@@ -42,7 +42,7 @@ AXES = st.sampled_from(["rows", "cols", "both", "frame"])
 
 
 def bits_of(x: Tensor) -> Tensor:
-    return x.view(torch.int32)  # tells 0 from -0
+    return x.view(torch.int32)  # distinguishes 0 and -0
 
 
 def drawn(seed: int) -> torch.Generator:

@@ -40,7 +40,7 @@ def some_frequencies(contexts: int, generator: torch.Generator) -> Tensor:
 def some_symbols(
     count: int, frequencies: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Symbols as likely as their frequencies say, and their contexts."""
+    """Draw symbols by their frequencies, and their contexts."""
     num = len(frequencies)
     contexts = torch.randint(0, num, (count,), generator=generator).to(torch.uint8)
     ends = frequencies.cumsum(1)[contexts.long()]

@@ -1,4 +1,4 @@
-"""A run that asks for a quality: what compression costs is measured, and the codec follows it."""
+"""A run with a quality limit: the cost of compression is measured, and the codec follows it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable

@@ -112,7 +112,7 @@ async def test_a_trained_swarm_generates_what_its_result_does(
         found = await generate(swarm.client, status, WANTED, tokens.append, pytest.fail)
         out = await result_of(swarm, status, tmp_path)
     assert found == tokens == await asyncio.to_thread(of_transformers, out)
-    if model == "llama":  # a tied model says one word for ever
+    if model == "llama":  # a tied model repeats one word
         assert len(set(found)) > 1
 
 
@@ -229,7 +229,7 @@ async def test_a_run_speaks_to_its_owner_alone(make_job: MakeJob, tmp_path: Path
                 await generate(other, status, WANTED, silent, silent)
 
 
-# ---- what peers are told that is no text
+# ---- messages to peers that are no text
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The store with its disk against a model: it may lose records and says so, it is never wrong."""
+"""The store with its disk against a model: it reports lost records, and is never wrong."""
 
 import inspect
 import random

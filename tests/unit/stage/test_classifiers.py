@@ -140,7 +140,7 @@ def whole_model(pipeline: Pipeline, kind: TaskKind) -> Any:
 
 
 def has_types(model: Any) -> bool:
-    """Whether it learned to tell two texts."""
+    """Whether it learned to distinguish two texts."""
     return getattr(model.config, "type_vocab_size", 0) > 1
 
 

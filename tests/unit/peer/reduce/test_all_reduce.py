@@ -1,4 +1,4 @@
-"""Replicas on real streams: the same bits everywhere, whoever breaks what, whoever says what."""
+"""Replicas on real streams: the same bits everywhere, after any break and any message."""
 
 import asyncio
 import threading
