@@ -17,6 +17,7 @@ from swarm_ft.codec.topk import TopKCodec
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
+from tests.draws import draws
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 FAMILIES: dict[str, Callable[[CodecSpec], Codec]] = {
@@ -32,7 +33,7 @@ DELTAS = {
     "lowrank4+ef21": "lowrank4",
     "fp16+ef21": "fp16",
 }
-property_test = settings(derandomize=True, deadline=None, max_examples=20)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(20))
 every_delta = pytest.mark.parametrize("name", DELTAS)
 
 

@@ -24,7 +24,7 @@ FAMILIES: dict[str, Callable[[CodecSpec], Codec]] = {
 }
 NAMES = ["top10+ef", "top30+ef+z", "lowrank2+ef", "fp16+ef", "top10+efmix", "top30+efmix+z"]
 MIXED = [name for name in NAMES if "efmix" in name]
-property_test = settings(derandomize=True, deadline=None, max_examples=10)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(10))
 
 
 def codec_of(name: str) -> Codec:

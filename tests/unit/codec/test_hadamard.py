@@ -10,10 +10,11 @@ from swarm_ft.codec.narrow import TILE
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from tests.codecs import parse
+from tests.draws import draws
 
 WIDTHS = range(1, 9)
 MAX_FLOAT = torch.finfo(torch.float32).max
-property_test = settings(derandomize=True, deadline=None, max_examples=15)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(15))
 every_width = pytest.mark.parametrize("bits", WIDTHS)
 
 

@@ -17,9 +17,10 @@ from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from tests.draws import draws
 
 MAX_FLOAT = torch.finfo(torch.float32).max
-property_test = settings(derandomize=True, deadline=None, max_examples=30)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(30))
 
 
 def codec_of(rank: int, suffix: str = "") -> LowRankCodec:

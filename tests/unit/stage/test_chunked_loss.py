@@ -246,6 +246,7 @@ GEMMA2 = Gemma2Config(**SIZES, vocab_size=256_000, tie_word_embeddings=False)
     ],
     ids=["Qwen3", "Qwen3, frozen", "Qwen3, in bfloat16", "Gemma 2"],
 )
+@pytest.mark.thorough
 def test_4096_tokens_of_a_large_vocabulary_take_less_than_256_mib(
     config: PretrainedConfig, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
