@@ -95,7 +95,7 @@ proto: $(TOOLS) ## generate swarm_ft/proto from proto/
 
 reference: $(PACKAGE) ## write the options' table in docs/reference, and keywords of programs, from the declarations
 	$(BIN)/python -m deploy.option_reference
-	$(BIN)/python -m deploy.job_keywords
+	$(BIN)/python -m deploy.call_keywords
 
 docs: $(DOCS) reference ## build the docs site into build/site; broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

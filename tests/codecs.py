@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import Codec
-from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec, Direction, parse_codec_spec
+from swarm_ft.codec.spec import CodecName, CodecSpec, Direction, parse_codec_spec
 
 
 def parse(text: str, direction: Direction = Direction.FORWARD) -> Codec:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -58,7 +58,7 @@ def parts_of(files: Iterable[str], weights: Mapping[str, float], count: int) -> 
 
 def weights_in(report: Path) -> dict[str, float]:
     """Return the seconds of each file that takes longer than a short one."""
-    seconds = Counter[str]()
+    seconds = defaultdict[str, float](float)
     for case in ElementTree.parse(report).iter("testcase"):
         seconds[case.get("file", "")] += float(case.get("time", 0.0))
     found = sorted(seconds.items())

@@ -159,8 +159,11 @@ def parse_swarm_address(
             "expected invite=..., got none; 'swarm-ft invite' prints an invitation. A swarm "
             "without keys on this machine takes initial_peers instead"
         )
+    from swarm_ft.discovery import expand_initial_peers
+
     parsed = read_invite(invite) if invite is not None else None
-    return SwarmAddress(invite=parsed, initial_peers=tuple(initial_peers), dht_prefix=dht_prefix)
+    nodes = expand_initial_peers(initial_peers)
+    return SwarmAddress(invite=parsed, initial_peers=nodes, dht_prefix=dht_prefix)
 
 
 def _in_file(path: Path) -> str:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm_ft.api.connections import announce, open_dht
+from swarm_ft.api.coordinator_options import MEMORY_JOURNAL, CoordinatorOptions
 from swarm_ft.api.documents import event_fields, row_fields, status_fields
 from swarm_ft.api.listen_options import LISTEN_ANYWHERE, ListenOptions, own_address_towards
-from swarm_ft.api.swarm_keys import keys_folder, open_keys
+from swarm_ft.api.swarm_keys import open_keys
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.enrolment import Enrolment
-from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.journal.reserve import RESERVE_BYTES
@@ -39,13 +39,15 @@ from swarm_ft.identity.authority import Authority, WebCertificate
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
-from swarm_ft.page.server import LOOPBACK, HttpAddresses, HttpOptions, serve_http
+from swarm_ft.log import get_logger
+from swarm_ft.page.server import LOOPBACK, HttpAddresses, HttpOptions, http_places, serve_http
 from swarm_ft.page.status_cache import Documents
 from swarm_ft.protocol.messages.meeting import RelayPlace
 from swarm_ft.protocol.spec.bounds import host_of, is_loopback
 from swarm_ft.protocol.spec.sizes import format_size
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.transport import FrontedTransport
+from swarm_ft.sealing import sealing_key_at
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, Method, Server, until_one_ends
 from swarm_ft.transport.grpc_options import GrpcOptions, addresses_of, check_address
@@ -59,48 +61,9 @@ if TYPE_CHECKING:
 DOCUMENTS = Documents(status=status_fields, event=event_fields, row=row_fields)
 SOMEWHERE = {"0.0.0.0": "192.0.2.1:9", "::": "[2001:db8::1]:9"}
 """Documentation addresses (RFC 5737, RFC 3849), whose route reveals this machine's address."""
-KEEPERS = 2
-"""Default number of keepers. So many machines beside a stage's own may die at once."""
 Owned = tuple[Authority, Registry]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CoordinatorConfig:
-    """The configuration of a coordinator.
-
-    Attributes:
-        journal: Path of the database of runs; the swarm's keys lie beside it, if it has any.
-        initial_peers: Addresses of DHT nodes; empty: the coordinator starts a DHT.
-        dht_prefix: Name of the swarm in the DHT.
-        listening: Address to listen on, and the one to announce.
-        queue_s: Seconds that a run waits for peers that can host it.
-        result_s: Seconds that a finished run waits for its client.
-        quotas: Limits of the clients' jobs and data.
-        snapshots: Store of snapshots; None: keepers store them, or nobody.
-        num_keepers: Number of peers that store each stage of a snapshot; 0: none.
-        moves_layers: Whether to repartition running pipelines if that makes steps much faster.
-        sealing_key: Key that encrypts the coordinator's files; None: no encryption.
-        is_public: Whether anybody may join, as a replica on probation.
-        has_relay: Whether to relay links between members that cannot reach each other.
-        recording_bytes: Size of the recording of the coordinator's inputs, in bytes; 0: none.
-        http: Addresses of the web page and the metrics.
-    """
-
-    journal: str
-    initial_peers: tuple[str, ...]
-    dht_prefix: str
-    listening: ListenOptions
-    queue_s: float
-    result_s: float
-    quotas: Quotas
-    snapshots: SnapshotStore | None
-    num_keepers: int
-    moves_layers: bool
-    sealing_key: bytes | None
-    is_public: bool
-    has_relay: bool
-    recording_bytes: int
-    http: HttpOptions
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,27 +98,11 @@ class Coordinator:
         await until_one_ends(self.service.run(), *enrolling)
 
 
-def num_keepers(configured: int | None, snapshots: str | None) -> int:
-    """Return the number of peers that store each stage of a snapshot.
+async def start_coordinator(options: CoordinatorOptions, stack: AsyncExitStack) -> Coordinator:
+    """Start a coordinator that listens as long as `stack` is open; a new swarm gets keys.
 
     Args:
-        configured: Configured number; None: the default.
-        snapshots: Directory or URL that stores all snapshots instead; None: there is none.
-
-    Raises:
-        BadOption: Both are configured.
-    """
-    if configured and snapshots:
-        raise BadOption("--keepers, --snapshots: expected one of the two, got both")
-    default = 0 if snapshots else KEEPERS
-    return default if configured is None else configured
-
-
-async def start_coordinator(config: CoordinatorConfig, stack: AsyncExitStack) -> Coordinator:
-    """Start a coordinator that listens as long as `stack` is open.
-
-    Args:
-        config: Configuration.
+        options: Options, which `check_swarm` accepted.
         stack: Context of everything that the coordinator opens.
 
     Raises:
@@ -163,22 +110,21 @@ async def start_coordinator(config: CoordinatorConfig, stack: AsyncExitStack) ->
         PortInUse: A port is taken.
         DirectoryUnreachable: None of the initial peers answers.
     """
-    config.http.check(has_keys=keys_folder(config.journal).exists())
-    for place in ((config.listening.address, config.listening.port), *config.http.required):
+    http, listening, nodes = _http(options), options.listening, options.nodes
+    http.check(has_keys=not options.insecure)
+    store = SnapshotStore(options.snapshots) if options.snapshots else None
+    for place in ((listening.address, listening.port), *http.required):
         await check_address(*place)  # A taken port must not leave a new journal behind.
-    owned = stack.enter_context(_with_keys(config.journal))
-    certificate = _web_certificate(config, owned)
-    directory = await stack.enter_async_context(await _dht(config, owned))
-    journal = stack.enter_context(closing(_open_journal(config.journal, config.sealing_key)))
-    forget_missing_snapshots(journal, config.snapshots)  # The service must not have started yet.
-    addresses = _announced(directory.addresses, config.listening.announced_host)
-    recording = _recording(config, stack)
-    server = _CoordinatorServer(
-        config, owned, journal, config.initial_peers or addresses, recording
-    )
-    found = announce(
-        await server.serve(), config.listening, directory, Role.COORDINATOR, COORDINATOR_NAME
-    )
+    sealing_key = sealing_key_at(options.encrypt_at_rest) if options.encrypt_at_rest else None
+    owned = stack.enter_context(_with_keys(options))
+    certificate = _web_certificate(http, listening, owned)
+    directory = await stack.enter_async_context(await _dht(options, nodes, owned))
+    journal = stack.enter_context(closing(_open_journal(str(options.journal), sealing_key)))
+    forget_missing_snapshots(journal, store)  # The service must not have started yet.
+    addresses = _announced(directory.addresses, listening.announced_host)
+    recording = _recording(options, sealing_key, stack)
+    server = _CoordinatorServer(options, owned, journal, store, nodes or addresses, recording)
+    found = announce(await server.serve(), listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
     endpoint = await stack.enter_async_context(found)
     await server.dial_back(endpoint)
     await server.lend_relay(endpoint, stack)
@@ -187,7 +133,7 @@ async def start_coordinator(config: CoordinatorConfig, stack: AsyncExitStack) ->
         addresses=addresses,
         public=await server.set_endpoint(endpoint),
         http_addresses=await stack.enter_async_context(
-            serve_http(server.service, SystemClock(), DOCUMENTS, _http(config), certificate)
+            serve_http(server.service, SystemClock(), DOCUMENTS, http, certificate)
         ),
         service=server.service,
         enrolment=server.enrolment,
@@ -209,43 +155,46 @@ def _disk_words(journal: Journal) -> str:
     return f"{free}; it reserves {reserve} for active runs."
 
 
-def _http(config: CoordinatorConfig) -> HttpOptions:
+def _http(options: CoordinatorOptions) -> HttpOptions:
     """Return the HTTP addresses, with a file beside the journal for the page's newest address."""
-    has_file = config.journal != ":memory:"
-    return replace(config.http, address_file=Path(f"{config.journal}.page") if has_file else None)
+    http = http_places(options.page, options.metrics, has_page=not options.no_page)
+    has_file = options.journal != MEMORY_JOURNAL
+    return replace(http, address_file=Path(f"{options.journal}.page") if has_file else None)
 
 
 class _CoordinatorServer:
     """The handlers of a coordinator's port.
 
     Args:
-        config: Configuration of the coordinator.
+        options: Options of the coordinator.
         owned: The swarm's authority and registry; None: plaintext, without enrolment.
         journal: Journal of the runs.
+        store: Store of snapshots; None: keepers store them, or nobody.
         nodes: Addresses of DHT nodes for new members.
         recording: Recording of the coordinator's inputs, or None.
     """
 
     def __init__(
         self,
-        config: CoordinatorConfig,
+        options: CoordinatorOptions,
         owned: Owned | None,
         journal: Journal,
+        store: SnapshotStore | None,
         nodes: tuple[str, ...],
         recording: RecordingFiles | None,
     ) -> None:
-        self._config = config
+        self._options = options
         self._owned = owned
         self._ticket_key = new_key()  # Tickets last a minute, so a restart may change the key.
         self._introductions = Introductions(lambda: self._ticket_key, SystemClock())
         self._names = MemberNames()
-        self.service = self._new_service(journal, recording)
+        self.service = self._new_service(journal, store, recording)
         self.enrolment: Enrolment | None = None
         if owned:
             self.enrolment = Enrolment(
                 *owned,
                 nodes,
-                config.dht_prefix,
+                options.dht_prefix,
                 on_revoked=self.service.revoke,
                 on_void=self.service.dismiss_all_peers,
                 on_renewed=self.service.renewed,
@@ -257,17 +206,18 @@ class _CoordinatorServer:
         self._fronted = FrontedTransport(self._grpc) if owned else None
 
     def _new_service(
-        self, journal: Journal, recording: RecordingFiles | None
+        self, journal: Journal, store: SnapshotStore | None, recording: RecordingFiles | None
     ) -> CoordinatorService:
+        options = self._options
         return CoordinatorService(
             journal,
             SystemClock(),
-            self._config.snapshots,
-            num_keepers=self._config.num_keepers,
-            moves_layers=self._config.moves_layers,
-            queue_s=self._config.queue_s,
-            result_s=self._config.result_s,
-            quotas=self._config.quotas,
+            store,
+            num_keepers=options.num_keepers,
+            moves_layers=options.moves_layers,
+            queue_s=3600 * options.queue_hours,
+            result_s=3600 * options.result_hours,
+            quotas=options.quotas,
             grants=self._owned[1].grant_of if self._owned else None,
             claims=self._owned[1].claim_of if self._owned else None,
             ways=self._introductions.meetings.known,
@@ -278,7 +228,7 @@ class _CoordinatorServer:
 
     async def serve(self) -> Server:
         """Listen on the configured port, or else on that of earlier invitations if it is free."""
-        host, port = self._config.listening.address, self._config.listening.port
+        host, port = self._options.listening.address, self._options.listening.port
         if not port and self._owned:
             port = await _last_port(host, self._owned[1])
         return await (self._fronted or self._grpc).serve(host, port, self._handlers())
@@ -306,10 +256,10 @@ class _CoordinatorServer:
 
     async def lend_relay(self, endpoint: str, stack: AsyncExitStack) -> None:
         """Run a relay at this port, if it is configured."""
-        if self._fronted is None or not self._config.has_relay:
+        if self._fronted is None or not self._options.has_relay:
             return
         relay = Relay(self._fronted.front, self._ticket_key.public_key)
-        probed = await self._fronted.front.listen(self._config.listening.address, 0)
+        probed = await self._fronted.front.listen(self._options.listening.address, 0)
         host, port = endpoint.rpartition(":")[0], probed.rpartition(":")[2]
         place = RelayPlace(endpoint=endpoint, probe_endpoint=f"{host}:{port}")
         self._introductions.relays.set_own_relay(
@@ -322,22 +272,32 @@ class _CoordinatorServer:
         """Set the address of future invitations; return the public invitation, if there is one."""
         if self.enrolment is None:
             return None
-        return await self.enrolment.set_admission(endpoint, to_all=self._config.is_public)
+        return await self.enrolment.set_admission(endpoint, to_all=self._options.is_public)
 
 
 # ---- files, addresses and the DHT
 
 
-def _with_keys(journal: str) -> AbstractContextManager[Owned | None]:
-    """Open the swarm's authority and registry; None if it has no keys."""
-    return open_keys(journal) if keys_folder(journal).exists() else nullcontext()
+def _with_keys(options: CoordinatorOptions) -> AbstractContextManager[Owned | None]:
+    """Open the swarm's authority and registry, created if absent; None with `--insecure`."""
+    if options.insecure:
+        return nullcontext()
+    if not options.keys.exists():
+        Authority.make(options.keys)
+        logger.info(
+            "created the keys of a new swarm in %s; only you can read them, keep a copy",
+            options.keys,
+        )
+    return open_keys(str(options.journal))
 
 
-def _web_certificate(config: CoordinatorConfig, owned: Owned | None) -> WebCertificate | None:
+def _web_certificate(
+    http: HttpOptions, listening: ListenOptions, owned: Owned | None
+) -> WebCertificate | None:
     """Issue the page's certificate, if other machines can reach the page."""
-    if owned is None or not config.http.is_far:
+    if owned is None or not http.is_far:
         return None
-    return owned[0].web((*page_names(config.http.page or "", config.listening), *LOOPBACK))
+    return owned[0].web((*page_names(http.page or "", listening), *LOOPBACK))
 
 
 def page_names(page: str, listening: ListenOptions) -> tuple[str, ...]:
@@ -363,11 +323,11 @@ def page_names(page: str, listening: ListenOptions) -> tuple[str, ...]:
 
 
 async def _dht(
-    config: CoordinatorConfig, owned: Owned | None
+    options: CoordinatorOptions, nodes: tuple[str, ...], owned: Owned | None
 ) -> AbstractAsyncContextManager[DhtDirectory | FallbackDirectory]:
-    own = () if config.initial_peers else (await _listening_maddr(config.listening.address),)
+    own = () if nodes else (await _listening_maddr(options.listening.address),)
     signer = owned[0].signer if owned else None
-    return open_dht(config.initial_peers, config.dht_prefix, host_maddrs=own, signer=signer)
+    return open_dht(nodes, options.dht_prefix, host_maddrs=own, signer=signer)
 
 
 async def _last_port(host: str, registry: Registry) -> int:
@@ -387,12 +347,14 @@ def _open_journal(path: str, sealing_key: bytes | None) -> Journal:
         raise BadOption(f"--{error.message}") from error  # The message begins "journal PATH:".
 
 
-def _recording(config: CoordinatorConfig, stack: AsyncExitStack) -> RecordingFiles | None:
-    if not config.recording_bytes or config.journal == ":memory:":
+def _recording(
+    options: CoordinatorOptions, sealing_key: bytes | None, stack: AsyncExitStack
+) -> RecordingFiles | None:
+    if not options.recording_bytes or options.journal == MEMORY_JOURNAL:
         return None
-    folder = folder_of(config.journal)
+    folder = folder_of(str(options.journal))
     return stack.enter_context(
-        closing(RecordingFiles(folder, config.sealing_key, config.recording_bytes))
+        closing(RecordingFiles(folder, sealing_key, options.recording_bytes))
     )
 
 

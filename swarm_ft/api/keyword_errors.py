@@ -11,34 +11,22 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from swarm_ft.api.peer_home import BufferOptions
+from swarm_ft.api.coordinator_options import CoordinatorOptions
+from swarm_ft.api.serve_options import ServeOptions
 from swarm_ft.client.options import GenerateOptions, JobOptions, PlanOptions
 from swarm_ft.errors import SwarmError
 from swarm_ft.protocol.spec.options import option_fields
 
 _OF_CALLS = {
     "--invite": "invite",
-    "--initial-peers": "initial_peers",
-    "--dht-prefix": "dht_prefix",
-    "--insecure": "insecure",
-    "--peer-id": "peer_id",
     "--run": "run_id",
-    "--layers": "layers",
-    "--device": "device",
-    "--memory": "memory_gib",
-    "--threads": "threads",
-    "--watts": "watts",
-    "--max-stages": "max_stages",
-    "--models": "models",
-    "--allow-models": "allow_models",
-    "--model-disk": "model_disk_bytes",
-    "--keep-disk": "keep_disk_bytes",
-    "--snapshots": "snapshots",
     "--stages": "stages",
     "--replicas": "replicas",
 }
 """Arguments of calls that no dataclass declares, by the flag of the command line."""
-_FLAG = re.compile(r"'swarm-ft [^']*'|serve-stage --[\w-]+|(?<![\w-])--[a-z][a-z0-9-]*")
+_FLAG = re.compile(
+    r"'swarm-ft [^']*'|(serve-stage|coordinator) --[\w-]+|(?<![\w-])--[a-z][a-z0-9-]*"
+)
 
 
 @contextmanager
@@ -67,4 +55,4 @@ def _arguments() -> Mapping[str, str]:
     return names
 
 
-_DECLARING = (BufferOptions, PlanOptions, GenerateOptions, JobOptions)
+_DECLARING = (CoordinatorOptions, ServeOptions, PlanOptions, GenerateOptions, JobOptions)

@@ -39,7 +39,6 @@ class BufferOptions:
             "Memory for sample buffers (--fw aq...). The peer evicts those first that it needs "
             "last.",
             name="buffer-memory",
-            default="2GiB",
         ),
     ] = 2 << 30
     disk_bytes: Annotated[
@@ -48,7 +47,6 @@ class BufferOptions:
         Option(
             "Disk for sample buffers; with 0 none are on disk, and a restart loses them.",
             name="buffer-disk",
-            default="50GiB",
         ),
     ] = 50 << 30
     directory: Annotated[

@@ -8,7 +8,7 @@ import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,15 +37,15 @@ from swarm_ft.api.resources import (
     check_disk,
     check_memory,
 )
+from swarm_ft.api.serve_options import ServeOptions
 from swarm_ft.clock import SystemClock
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.protocol.spec.bounds import MAX_HOSTED
-from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.member_name import ChosenName
-from swarm_ft.stage.names import check_allowed_models, check_device_name
+from swarm_ft.stage.names import check_allowed_models, check_device_name, check_model_folders
 
 if TYPE_CHECKING:
     import torch
@@ -71,62 +71,6 @@ MODELS_FOLDER = "models"
 """Folder of hub models in a peer's home."""
 KEEP_SHARE = 0.1
 """Default share of the free disk for snapshots of others' stages."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServeOptions:
-    """A volunteer's options, as in `swarm-ft serve-stage`.
-
-    Attributes:
-        layers: Blocks to host; None lets the coordinator choose.
-        device: Device to compute on: auto, cpu, cuda, cuda:N or mps.
-        dtype: Data type of computations, float32 or bfloat16; weights stay float32.
-        model: Directory or hub id of a model that replaces every run's model.
-        models: Directories below which jobs may name models.
-        model_disk_bytes: Disk for hub models, in bytes; None: MODEL_SHARE of the free disk.
-        allow_models: Hub ids that jobs may name, as ORG/NAME or ORG/*; empty: all public models.
-        lent_memory_bytes: Memory for stages, in bytes; None: 80 % of the memory free beside
-            buffers.
-        max_stages: Maximum number of stages at a time, each of another run.
-        threads: CPU threads to compute with; None: torch's default.
-        watts: Power that the machine draws under load, in watts, for forecasts.
-        snapshots: Directory or URL for snapshots, the same for all; None: the peers' disks.
-        keep_disk_bytes: Disk for others' snapshots, in bytes; None: KEEP_SHARE of the free disk.
-        peer_id: Name of this peer in a swarm without keys.
-        encrypt_at_rest: Whether to encrypt this peer's files.
-        hours: Hours of the day in which the peer works, such as `22-7`; None: all.
-        pause_when: Cases that pause the peer: gpu-busy, on-battery, user-active.
-        upload_mbps: Maximum rate of sending to other members, in Mbps; None: no limit.
-        download_mbps: Maximum rate of receiving from other members, in Mbps; None: no limit.
-        monthly_gb: Maximum traffic per calendar month, in GB; None: no limit.
-        buffers: Memory and disk for sample buffers.
-        listening: Address to listen on, and the one to announce.
-        name: The peer's name for people; None: the one that it had, or one from its key.
-    """
-
-    layers: LayerRange | None = None
-    device: str = "auto"
-    dtype: str = "float32"
-    model: str | None = None
-    models: tuple[str, ...] = ()
-    allow_models: tuple[str, ...] = ()
-    model_disk_bytes: int | None = None
-    lent_memory_bytes: int | None = None
-    max_stages: int = MAX_HOSTED
-    threads: int | None = None
-    watts: float = 0.0
-    snapshots: str | None = None
-    keep_disk_bytes: int | None = None
-    peer_id: str | None = None
-    encrypt_at_rest: bool = False
-    hours: str | None = None
-    pause_when: tuple[str, ...] = ()
-    upload_mbps: float | None = None
-    download_mbps: float | None = None
-    monthly_gb: float | None = None
-    name: str | None = None
-    buffers: BufferOptions = field(default_factory=BufferOptions)
-    listening: ListenOptions = field(default_factory=ListenOptions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +112,7 @@ class PreparedPeer:
         own_name = PeerId(swarm.name) if swarm.name else _peer_id(options.peer_id, self.home)
         return PeerOptions(
             peer_id=own_name,
-            layers=options.layers,
+            layers=parse_layers(options.layers),
             memory_bytes=self.memory_bytes,
             device_memory_bytes=self.device_memory_bytes,
             shard_dir=self.folder,
@@ -179,7 +123,7 @@ class PreparedPeer:
             max_extra_stages=options.max_stages - 1,
             max_up_bytes_per_s=self.shape.up.bytes_per_s,
             max_down_bytes_per_s=self.shape.down.bytes_per_s,
-            machine=await _measured(options.device, options.dtype, options.watts),
+            machine=await _measured(options.device, options.dtype, options.watts or 0.0),
             device=_device_words(options.device),
             codec_device=_coding_device(options.device),
         )
@@ -191,8 +135,10 @@ def check_options(way: SwarmAddress, options: ServeOptions) -> None:
     Raises:
         BadOption: A value is out of its bounds, or contradicts the way in.
     """
+    parse_layers(options.layers)
     parse_availability(options.hours, options.pause_when)
     check_device_name(options.device)
+    check_model_folders(options.models)
     check_allowed_models(options.allow_models)
     refused = ChosenName().refusal(options.name or "")
     if refused is not None or options.name == "":
@@ -558,11 +504,11 @@ def _lent_bytes(options: ServeOptions) -> tuple[int, int]:
 
     torch_device = pick_device(options.device)
     has_bytes = total_memory_bytes(torch_device)
-    if options.lent_memory_bytes is not None:
+    if options.stage_memory_bytes is not None:
         where = "this machine" if torch_device.type == "cpu" else str(torch_device)
-        check_memory("--memory", options.lent_memory_bytes, has_bytes, where)
-        limit_memory(torch_device, options.lent_memory_bytes)
-        return options.lent_memory_bytes, has_bytes or 0
+        check_memory("--memory", options.stage_memory_bytes, has_bytes, where)
+        limit_memory(torch_device, options.stage_memory_bytes)
+        return options.stage_memory_bytes, has_bytes or 0
     free_bytes = free_memory_bytes(torch_device)
     if shares_memory(torch_device):  # Buffers use the same memory.
         free_bytes -= min(options.buffers.memory_bytes, free_bytes // 2)

@@ -574,7 +574,7 @@ def _value_problem(one: OptionField, value: Any) -> str:
         return f"expected one value, got {shown(value)}"
     if any(isinstance(each, (list, dict)) for each in values):
         return f"expected one value, got {shown(value)}"
-    is_text = one.kind is str and not one.choices
+    is_text = one.kind is str and not one.choices and not one.is_repeated
     if is_text and any(isinstance(each, bool) or each is None for each in values):
         return f"expected text, got {shown(value)}; YAML reads yes, no, on and off as true or false"
     try:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from swarm_ft import log
-from swarm_ft.api.connections import DHT_PREFIX
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.options import OptionField, build, option_fields
 from swarm_ft.protocol.spec.sizes import parse_size
@@ -62,6 +61,17 @@ def takes(
     return decorate
 
 
+def shows_first(field: str) -> Callable[[Command], Command]:
+    """Move a declared option to the front of the help, before those that stand above it."""
+
+    def decorate(command: Command) -> Command:
+        params: list[click.Parameter] = vars(command)["__click_params__"]  # The last one first.
+        params.sort(key=lambda one: one.name == field)
+        return command
+
+    return decorate
+
+
 def declared_options(
     of: type[DataclassInstance],
     instead: Mapping[str, str] | None = None,
@@ -83,12 +93,12 @@ def declared_options(
 def _option(one: OptionField, instead: str | None) -> Callable[[Command], Command]:
     shape: dict[str, Any] = {"type": ByteSize() if one.is_size else one.kind}
     if one.choices:
-        shape = {"type": click.Choice(list(one.choices)), "callback": _value_of(one.choices)}
+        shape = {"type": click.Choice(list(one.choices)), "callback": _value_of(one)}
     elif one.is_switch:
         shape = {"is_flag": True}
-    elif one.is_repeated:
-        shape = {"type": str, "multiple": True}
-    is_open = one.default is MISSING or one.option.default
+    if one.is_repeated:
+        shape["multiple"] = True
+    is_open = one.default is MISSING or one.option.default or one.is_repeated
     if not is_open:
         shape["default"] = one.default_word if one.choices else one.default
     return click.option(
@@ -102,69 +112,49 @@ def _option(one: OptionField, instead: str | None) -> Callable[[Command], Comman
     )
 
 
-def _value_of(choices: Mapping[str, object]) -> Callable[..., object]:
-    return lambda _context, _option, word: None if word is None else choices[word]
+def _value_of(one: OptionField) -> Callable[..., object]:
+    return lambda _context, _option, words: one.value_of(words)
+
+
+MAX_SHOWN = 100
+"""Largest maximum that help shows; larger ones are technical limits, which nobody reaches."""
 
 
 def _default_and_bounds(one: OptionField, instead: str | None) -> str:
     """Return the end of an option's help, such as `  [default: 8; x>=1]`."""
     default = instead or one.default_word
     notes = [f"default: {default}"] if default else []
-    notes += [f"x>={bound.minimum:g}" for bound in one.bounds if isinstance(bound, Range)]
+    if not one.is_size:
+        notes += [_range_text(bound) for bound in one.bounds if isinstance(bound, Range)]
     return f"  [{'; '.join(notes)}]" if notes else ""
+
+
+def _range_text(bound: Range) -> str:
+    """Return a range as click writes it: `x>=1`, `x>0` or `1<=x<=4`."""
+    sign = "<" if bound.is_open else "<="
+    if bound.maximum <= MAX_SHOWN:
+        return f"{bound.minimum:g}{sign}x<={bound.maximum:g}"
+    return f"x{sign.replace('<', '>')}{bound.minimum:g}"
 
 
 # ---- options that several commands share
 
 
 class ByteSize(click.ParamType):  # type: ignore[type-arg] # not generic in click 8.1
-    """The type of an option that is a size, such as `2GiB`, `500MB`, `4096B` or 0.
-
-    Args:
-        minimum: Smallest allowed number of bytes.
-    """
+    """The type of an option that is a size, such as `2GiB`, `500MB`, `4096B` or 0."""
 
     name = "SIZE"
-
-    def __init__(self, minimum: int = 0) -> None:
-        self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number of bytes."""
         if isinstance(value, int):
             return value
         try:
-            num_bytes = parse_size(value)
+            return parse_size(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if num_bytes < self._minimum:
-            self.fail(f"expected at least {self._minimum} bytes, got {value!r}", param, ctx)
-        return num_bytes
 
 
-def _expanded(_context: object, _option: object, values: tuple[str, ...]) -> tuple[str, ...]:
-    from swarm_ft.discovery import expand_initial_peers
-
-    return expand_initial_peers(values)
-
-
-initial_peers_option = click.option(
-    "--initial-peers",
-    multiple=True,
-    metavar="MADDR",
-    callback=_expanded,
-    help="Address of a DHT node of the swarm, as `swarm-ft dht` prints it; @FILE reads addresses "
-    "from a file. May be repeated.",
-)
-dht_prefix_option = click.option(
-    "--dht-prefix", default=DHT_PREFIX, show_default=True, help="Name of the swarm in the DHT."
-)
-snapshots_option = click.option(
-    "--snapshots",
-    metavar="URL",
-    help="Directory or fsspec URL (s3://...) for snapshots of runs, the same for the coordinator "
-    "and all peers.  [default: the peers' disks]",
-)
 log_option = click.option(
     "--log-level",
     default="INFO",
@@ -204,9 +194,4 @@ coordinator_option = click.option(
     metavar="HOST:PORT",
     callback=_checked_endpoint,
     help="Address of the coordinator.  [default: the invitation's, or the DHT's]",
-)
-insecure_option = click.option(
-    "--insecure",
-    is_flag=True,
-    help="Use a swarm without keys, in plaintext; on this machine only (127.0.0.1 or ::1).",
 )

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from swarm_ft.protocol.messages.contribution import Contribution
     from swarm_ft.protocol.messages.control import LeaveProgress
 
-LEAVE_TIMEOUT_S = 75.0
-"""Seconds that a stopped peer may take to leave; systemd kills a service after 90 s."""
 REDRAWN_EVERY_S = 1.0
 LOGGED_EVERY_S = 60.0
 

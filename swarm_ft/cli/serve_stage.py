@@ -9,29 +9,26 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from swarm_ft.api.connections import SwarmAddress, SwarmConnection, in_background, join
-from swarm_ft.api.listen_options import ListenOptions
-from swarm_ft.api.peer_home import BufferOptions
+from swarm_ft.api.serve_options import ServeOptions
 from swarm_ft.cli.doctor import print_reachability
 from swarm_ft.cli.options import (
-    ByteSize,
     examples,
     json_flag,
     log_format_option,
     log_option,
-    snapshots_option,
+    shows_first,
     takes,
 )
 from swarm_ft.cli.peer_control import DRAIN, PAUSE, PeerControl
-from swarm_ft.cli.peer_lines import LEAVE_TIMEOUT_S, PeerLine, print_contribution
+from swarm_ft.cli.peer_lines import PeerLine, print_contribution
 from swarm_ft.cli.running import load, on_each_stop_signal, run_async, show_start
 from swarm_ft.cli.status_line import StatusLine
 from swarm_ft.cli.swarm_options import way_in
-from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 
 if TYPE_CHECKING:
     from swarm_ft.api.availability_controller import AvailabilityController
@@ -40,39 +37,10 @@ if TYPE_CHECKING:
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
-PAUSE_CASES = ("gpu-busy", "on-battery", "user-active")
-MIN_MBPS = 0.1
 LEFT_AT_ONCE = 130
 """Exit code after a second stop signal."""
 PEER_MODULES = ("swarm_ft.peer.node", "swarm_ft.discovery.dht", "swarm_ft.stage.hub_cache")
 """Modules that a peer needs before its first run, which then imports transformers' models."""
-
-
-def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that limit the use of the link."""
-    for option in (
-        click.option(
-            "--monthly-gb",
-            metavar="GB",
-            type=click.FloatRange(min=0, min_open=True),
-            help="Maximum traffic in GB per calendar month, sent and received. Then the peer "
-            "pauses until the next month. The count lies beside the peer's key.",
-        ),
-        click.option(
-            "--download-mbps",
-            metavar="MBPS",
-            type=click.FloatRange(min=MIN_MBPS),
-            help="Maximum rate of receiving from others, in Mbps.",
-        ),
-        click.option(
-            "--upload-mbps",
-            metavar="MBPS",
-            type=click.FloatRange(min=MIN_MBPS),
-            help="Maximum rate of sending to others, in Mbps; the coordinator plans with it.",
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 @click.command(
@@ -83,166 +51,19 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "swarm-ft serve-stage --insecure --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
     ),
 )
-@click.option(
-    "--layers",
-    default="auto",
-    show_default=True,
-    metavar="START-STOP|auto",
-    help="Blocks to host: 12-24 means blocks 12 to 23; auto lets the coordinator choose.",
-)
+@shows_first("layers")
 @way_in(by_argument=True)
-@takes("listening", ListenOptions, instead={"host": "all interfaces; 127.0.0.1 with --insecure"})
-@click.option(
-    "--device",
-    default="auto",
-    show_default=True,
-    help="Device to compute on: auto, cpu, cuda, cuda:N or mps.",
-)
-@click.option(
-    "--dtype",
-    default="float32",
-    show_default=True,
-    type=click.Choice(["float32", "bfloat16"]),
-    help="Data type of computations; weights stay float32.",
-)
-@click.option(
-    "--model",
-    metavar="DIR|HUB_ID",
-    help="Model to use for every run, in place of the one that a job names. The peer checks that "
-    "the weights are the run's.",
-)
-@click.option(
-    "--models",
-    multiple=True,
-    metavar="DIR",
-    type=click.Path(exists=True, file_okay=False),
-    help="Directory below which jobs may name models. May be repeated. Without it jobs open no "
-    "directories of this machine.",
-)
-@click.option(
-    "--model-disk",
-    "model_disk_bytes",
-    metavar="SIZE",
-    type=ByteSize(),
-    help="Disk for hub models that jobs name; the peer deletes the least recently used first. "
-    "With 0 it downloads none.  [default: a quarter of the free disk]",
-)
-@click.option(
-    "--allow-models",
-    multiple=True,
-    metavar="ORG/NAME|ORG/*",
-    help="Hub model or organization that jobs may name. May be repeated.  "
-    "[default: all public models]",
-)
-@click.option(
-    "--memory",
-    "lent_memory_bytes",
-    metavar="SIZE",
-    type=ByteSize(minimum=1),
-    help="Memory for stages and their microbatches, such as 5GiB; limits --layers auto. On a GPU "
-    "it is the total; on a CPU buffers are extra.  "
-    "[default: 80 % of the memory that is free beside buffers]",
-)
-@click.option(
-    "--max-stages",
-    metavar="N",
-    type=click.IntRange(1, MAX_HOSTED),
-    default=MAX_HOSTED,
-    show_default=True,
-    help="Maximum number of stages at a time, each of another run, as far as --memory has room.",
-)
-@click.option(
-    "--threads",
-    type=click.IntRange(1),
-    help="Number of CPU threads to compute with.  [default: torch's own choice]",
-)
-@click.option(
-    "--watts",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    metavar="W",
-    help="Power that this machine draws under load, for energy forecasts ('swarm-ft plan').",
-)
-@takes("buffers", BufferOptions)
-@snapshots_option
-@click.option(
-    "--keep-disk",
-    "keep_disk_bytes",
-    metavar="SIZE",
-    type=ByteSize(),
-    help="Disk for encrypted snapshots of other peers' stages; 0 for none.  "
-    "[default: a tenth of the free disk]",
-)
-@click.option(
-    "--name",
-    metavar="NAME",
-    help="The name by which people know this peer, such as ada-3090: up to 24 letters, digits, "
-    "'-', '_' and '.'. Everybody in the swarm sees it.  [default: the one that it had, or two "
-    "words and a number from its key]",
-)
-@click.option(
-    "--peer-id",
-    metavar="NAME",
-    help="Id and name of this peer, only with --insecure.  [default: its last one here, or a "
-    "random one]",
-)
-@click.option(
-    "--hours",
-    metavar="START-STOP",
-    help="Hours of the day in which the peer works, in local time: 22-7, 22:30-6:45.  "
-    "[default: all]",
-)
-@click.option(
-    "--pause-when",
-    multiple=True,
-    type=click.Choice(PAUSE_CASES),
-    help="Pause while another program uses the GPU, the machine runs on battery, or somebody uses "
-    "it. May be repeated.",
-)
-@_link_options
-@click.option(
-    "--leave-timeout",
-    metavar="S",
-    type=click.FloatRange(min=0),
-    default=LEAVE_TIMEOUT_S,
-    show_default=True,
-    help="Seconds that the peer may take to hand over its state when a service manager or a script "
-    "stops it. Ctrl-C at a terminal has no limit; a second Ctrl-C leaves at once.",
-)
-@click.option(
-    "--encrypt-at-rest",
-    is_flag=True,
-    help="Encrypt this peer's files: buffers, snapshots, results. The coordinator has a key for "
-    "each run, and deletes it when the run is over.",
-)
+@takes("options", ServeOptions, instead={"host": "all interfaces; 127.0.0.1 with --insecure"})
 @json_flag
 @log_option
 @log_format_option
-def serve_stage(
-    layers: str,
-    way: SwarmAddress,
-    listening: ListenOptions,
-    buffers: BufferOptions,
-    encrypt_at_rest: bool,
-    leave_timeout: float,
-    as_json: bool,
-    **values: Any,
-) -> None:
+def serve_stage(way: SwarmAddress, options: ServeOptions, as_json: bool) -> None:
     """Lend this machine to a swarm, as a peer that hosts stages of runs, until Ctrl-C.
 
     INVITE is @FILE, a file with an invitation (`swarm-ft invite`). Without it the command prompts
     for the invitation, or reads standard input.
     """
-    from swarm_ft.api.peer_process import ServeOptions, check_options, prepare_peer
-    from swarm_ft.protocol.spec.layers import parse_layers
-
-    options = ServeOptions(
-        layers=parse_layers(layers),
-        listening=listening,
-        buffers=buffers,
-        encrypt_at_rest=encrypt_at_rest,
-        **values,
-    )
+    from swarm_ft.api.peer_process import check_options, prepare_peer
 
     check_options(way, options)
     show_start("starting the peer; libraries take some seconds to load", as_json=as_json)
@@ -250,7 +71,7 @@ def serve_stage(
 
     async def work(lent: PreparedPeer) -> None:
         async with join(way, lent.key_file, options.name or "") as swarm:
-            await _serve(swarm, lent, leave_timeout, as_json=as_json)
+            await _serve(swarm, lent, as_json=as_json)
 
     with prepare_peer(way, options) as lent:
         if not as_json:
@@ -261,9 +82,7 @@ def serve_stage(
 # ---- a peer from its first to its last line
 
 
-async def _serve(
-    swarm: SwarmConnection, lent: PreparedPeer, leave_timeout_s: float, *, as_json: bool
-) -> None:
+async def _serve(swarm: SwarmConnection, lent: PreparedPeer, *, as_json: bool) -> None:
     """Run the peer until a stop signal, and print its address once it listens.
 
     Raises:
@@ -276,7 +95,7 @@ async def _serve(
     offer = await lent.node_options(swarm)
 
     def drain_on_signal(node: PeerNode) -> None:
-        on_each_stop_signal(_drain_first(node, line, leave_timeout_s))
+        on_each_stop_signal(_drain_first(node, line, lent.options.leave_timeout_s))
 
     up = start_peer(
         swarm,

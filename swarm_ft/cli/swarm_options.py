@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarm_ft.api.connections import MAX_FILE_CHARS, SwarmAddress, read_invite
-from swarm_ft.cli.options import (
-    coordinator_option,
-    dht_prefix_option,
-    initial_peers_option,
-    insecure_option,
-    stack,
-)
+from swarm_ft.api.shared_options import AddressOptions
+from swarm_ft.cli.options import coordinator_option, declared_options, stack
 from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
@@ -54,6 +49,9 @@ def way_in(
             coordinator: str | None = None,
             **values: Any,
         ) -> Any:
+            from swarm_ft.discovery import expand_initial_peers
+
+            initial_peers = expand_initial_peers(initial_peers)
             invitation = None if invite is None else read_invite(invite)
             if not (invitation or insecure or initial_peers or coordinator):
                 invitation = prompt_invite(reads_pipe=by_argument)
@@ -69,11 +67,10 @@ def way_in(
             )
             return command(way=way, **values)
 
-        if by_address:
-            ways = stack(meaning, coordinator_option, initial_peers_option)
-        else:
-            ways = stack(meaning, initial_peers_option)
-        return ways(stack(dht_prefix_option, insecure_option)(with_way))
+        address = (coordinator_option,) if by_address else ()
+        options = stack(meaning, *address, declared_options(AddressOptions))
+        decorated: Callable[..., Any] = options(with_way)
+        return decorated
 
     return decorate
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from swarm_ft.errors import (
     BadInput,
     BadLayers,
-    BadOption,
     ModelDiffers,
     ModelNotAllowed,
     ModelUnavailable,
@@ -28,7 +27,7 @@ from swarm_ft.errors import (
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
-from swarm_ft.stage.names import check_allowed_models, is_hub_id
+from swarm_ft.stage.names import check_allowed_models, check_model_folders, is_hub_id
 from swarm_ft.stage.source import Source
 
 if TYPE_CHECKING:
@@ -212,8 +211,6 @@ def named_directories(named: Sequence[str | Path]) -> tuple[Path, ...]:
     Raises:
         BadOption: A path is no directory.
     """
-    for one in named:
-        if not Path(one).is_dir():
-            raise BadOption(f"--models {one}: expected a directory")
+    check_model_folders(named)
     paths = [path for one in named for path in (Path(one).resolve(), Path(one).absolute())]
     return tuple(dict.fromkeys(paths))

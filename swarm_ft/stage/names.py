@@ -33,6 +33,18 @@ def check_allowed_models(names: Iterable[str]) -> None:
             raise BadOption(f"--allow-models: expected ORG/NAME or ORG/*, got {name[:100]!a}")
 
 
+def check_model_folders(folders: Iterable[str | Path]) -> None:
+    """Check the values of `--models`.
+
+    Raises:
+        BadOption: A value is no directory.
+    """
+    for folder in folders:
+        if not Path(folder).is_dir():
+            found = "a file" if Path(folder).exists() else "a path that does not exist"
+            raise BadOption(f"--models {folder}: expected a directory, got {found}")
+
+
 def check_model_place(reference: str) -> bool:
     """Return whether a model is a local directory; otherwise it is searched on the hub.
 

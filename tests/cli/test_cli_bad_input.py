@@ -274,8 +274,11 @@ def test_addresses_that_lead_nowhere_are_refused(
 # ---- plaintext: asked for, and on this machine
 
 
-def test_a_coordinator_without_keys_says_how_to_make_them(run_here: RunHere, place: Path) -> None:
+def test_a_journal_without_its_keys_is_no_new_swarm(run_here: RunHere, place: Path) -> None:
+    for name in ("swarm-ft-coordinator.db", "runs.db"):
+        (place / name).touch()
     line = refused(run_here, place, "coordinator")
+    assert "expected the keys of the swarm" in line
     assert "'swarm-ft init'" in line
     assert "--insecure" in line
     named = refused(run_here, place, "coordinator", "--journal", "runs.db")

@@ -474,7 +474,7 @@ def test_looking_at_a_swarm_loads_nothing_heavy(command: str) -> None:
         (("serve-stage", "--allow-models", "a b"), "--allow-models: expected ORG/NAME"),
         (("serve-stage", "--pause-when", "asleep"), "'asleep' is not one of"),
         (("serve-stage", "--keep-disk", "much"), "expected a size such as 2GiB"),
-        (("serve-stage", "--models", "/nowhere"), "'/nowhere' does not exist"),
+        (("serve-stage", "--models", "/nowhere"), "--models /nowhere: expected a directory, got a"),
         (("client", "train", "--model", "./nowhere", "--dataset", "a.txt"), "no such directory"),
         (("client", "train", "--model", "gpt2", "--dataset", "nowhere.txt"), "no such file"),
         (("client", "preview", "--model", "gpt2", "--dataset", "./nowhere"), "no such file"),

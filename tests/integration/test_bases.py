@@ -61,7 +61,7 @@ def codebooks(monkeypatch: pytest.MonkeyPatch) -> list[Basis | None]:
         found.append(learn_codebook(rows))
         return found[-1]
 
-    monkeypatch.setattr("swarm_ft.peer.boundary.bases.learn_codebook", watched)
+    monkeypatch.setattr("swarm_ft.codec.codebook.learn_codebook", watched)
     return found
 
 

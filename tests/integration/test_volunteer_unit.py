@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.cli.peer_lines import LEAVE_TIMEOUT_S
+from swarm_ft.api.serve_options import LEAVE_TIMEOUT_S
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "volunteer"
 UNIT = FOLDER / "swarm-ft-peer.service"

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.errors import BadDataset, Busy, OverQuota
-from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.spec import options
+from swarm_ft.protocol.spec.bounds import Range
+from swarm_ft.protocol.spec.options import NumBytes, Option
+
+if TYPE_CHECKING:
+    from swarm_ft.coordinator.facts.state import Run  # Slow, and every `--help` reads the options.
 
 GIB = 1 << 30
 
@@ -39,14 +44,38 @@ class Quotas:
         client_bytes: Bytes of the stored tokens of one client's jobs.
         total_bytes: Bytes of all clients' tokens.
         bytes_per_s: Least rate at which a job must arrive.
+
+    Raises:
+        BadOption: A limit is out of its bounds.
     """
 
-    queued: int = 4
+    queued: Annotated[
+        int,
+        Range(1),
+        Option(
+            "Maximum number of queued jobs per client.", name="max-queued-per-client", metavar="N"
+        ),
+    ] = 4
     jobs: int = 64
-    job_bytes: int = GIB
-    client_bytes: int = 4 * GIB
-    total_bytes: int = 32 * GIB
+    job_bytes: Annotated[
+        NumBytes,
+        Option("Maximum size of one job's token ids, 4 bytes each.", name="max-job-size"),
+    ] = GIB
+    client_bytes: Annotated[
+        NumBytes,
+        Option(
+            "Maximum size of the token ids of one client's jobs, until their results are fetched "
+            "or the jobs are cancelled.",
+            name="max-data-per-client",
+        ),
+    ] = 4 * GIB
+    total_bytes: Annotated[
+        NumBytes, Option("Maximum size of the token ids of all jobs.", name="max-data")
+    ] = 32 * GIB
     bytes_per_s: float = 16 << 10
+
+    def __post_init__(self) -> None:
+        options.check(self)
 
     def check(
         self, runs: Iterable[Run], uploads: Collection[Upload], job: Upload, who: str
@@ -87,7 +116,7 @@ class Quotas:
         if job.num_bytes > self.job_bytes:
             raise BadDataset(
                 f"data: expected at most {self.job_bytes} bytes of tokens, got {job.num_bytes}; "
-                "shorten the text, or let the operator raise --max-job-size"
+                "shorten the text, or let the operator raise coordinator --max-job-size"
             )
         own_uploads = [one for one in uploads if one.owner == job.owner]
         queued = [r for r in going if r.owner == job.owner and not r.attempt.assignments]
@@ -107,8 +136,8 @@ class Quotas:
 
 
 def _with_data(runs: Iterable[Run]) -> Iterable[Run]:
-    """Yield the runs whose tokens are stored: a lost result is repeated from them."""
-    return (run for run in runs if run.phase <= RunPhase.FINISHED)
+    """Yield the runs whose tokens are stored."""
+    return (run for run in runs if run.phase.has_tokens)
 
 
 def _size(num_bytes: int) -> str:

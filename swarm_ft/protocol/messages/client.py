@@ -140,6 +140,11 @@ class RunPhase(IntEnum):
         """Whether no step will follow."""
         return self >= RunPhase.FINISHED
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the coordinator stores the tokens: a lost result is repeated from them."""
+        return self <= RunPhase.FINISHED
+
     def in_words(self, detail: str) -> str:
         """Return the phase and its detail for people: `queued`, or `waiting: layers 2-4`."""
         name = self.name.lower()

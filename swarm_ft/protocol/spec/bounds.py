@@ -27,8 +27,8 @@ from typing import (
     get_type_hints,
 )
 
+from swarm_ft.digest import DIGEST_BYTES
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -51,11 +51,12 @@ class Range(Bound):
     """Bound: a number from `minimum` to `maximum`, both included; never inf, never NaN.
 
     Only integers are valid if `minimum` is an int; `Range(0.0)` accepts any finite number from 0
-    on.
+    on. With `is_open` the minimum itself is not valid.
     """
 
     minimum: float
     maximum: float = math.inf
+    is_open: bool = False
 
     @property
     def is_integer(self) -> bool:
@@ -70,7 +71,8 @@ class Range(Bound):
             return (
                 f"expected {'an integer' if self.is_integer else 'a number'}, got {_shown(value)}"
             )
-        if math.isfinite(value) and self.minimum <= value <= self.maximum:
+        is_above = self.minimum < value if self.is_open else self.minimum <= value
+        if math.isfinite(value) and is_above and value <= self.maximum:
             return None
         return f"expected {self}, got {value}"
 
@@ -78,6 +80,8 @@ class Range(Bound):
         kind, low, high = "", str(self.minimum), str(self.maximum)
         if not self.is_integer:
             kind, low, high = "a finite number, ", f"{self.minimum:g}", f"{self.maximum:g}"
+        if self.is_open:
+            return f"{kind}above {low}" + ("" if self.maximum == math.inf else f", up to {high}")
         return f"{kind}{low} or more" if self.maximum == math.inf else f"{kind}{low} to {high}"
 
 

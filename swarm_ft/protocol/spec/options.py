@@ -2,22 +2,23 @@
 
     batch_size: Annotated[int, Range(1, 65536), Option("Samples a step.")] = 8
 
-The command line, the checks of values and docs/reference/options.md follow from that.
+The command line, the keywords of calls, the checks of values and the tables in docs/reference
+follow from that.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.bounds import Bound, OneOf, field_hints, first_refusal, metadata
-from swarm_ft.protocol.spec.sizes import parse_size
+from swarm_ft.protocol.spec.bounds import Bound, OneOf, Range, field_hints, first_refusal, metadata
+from swarm_ft.protocol.spec.sizes import parse_size, size_word
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -53,16 +54,20 @@ class Size:
     """Metadata beside an `Option` of a number of bytes, which may be written as 2GiB or 500MB."""
 
 
+NumBytes = Annotated[int, Range(0), Size()]
+
+
 @dataclass(frozen=True)
 class OptionField:
     """A declared option.
 
     Attributes:
         field: Name in Python, and as the parameter of a command.
-        kind: Type of the value, without None and metadata.
+        kind: Type of the value, without None and metadata; of a repeated option, of one entry.
         option: The declaration.
         default: A value of `kind`, or None; MISSING for a required option.
         notes: Metadata of its type: bounds, and notes of other modules.
+        is_repeated: Whether it may occur several times, so that its value is a tuple.
     """
 
     field: str
@@ -70,6 +75,7 @@ class OptionField:
     option: Option
     default: object
     notes: tuple[Any, ...]
+    is_repeated: bool = False
 
     @property
     def flag(self) -> str:
@@ -105,17 +111,12 @@ class OptionField:
     @property
     def is_switch(self) -> bool:
         """Whether the option takes no value."""
-        return self.kind is bool and self.option.words is None
+        return self.kind is bool and self.option.words is None and not self.is_repeated
 
     @property
     def is_size(self) -> bool:
         """Whether it is a number of bytes, which people write with a unit."""
         return any(isinstance(note, Size) for note in self.notes)
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether it may occur several times, so that its value is a tuple of texts."""
-        return self.kind is tuple
 
     @property
     def default_word(self) -> str:
@@ -139,7 +140,8 @@ class OptionField:
             BadOption: It is neither a value nor a word.
         """
         if self.is_repeated and value is not None:
-            return self._texts_of(value)
+            one = replace(self, is_repeated=False)
+            return tuple(map(one.value_of, self._entries_of(value)))
         if value is None or (
             isinstance(value, self.kind) and not (isinstance(value, bool) and self.kind is not bool)
         ):
@@ -162,14 +164,20 @@ class OptionField:
             expected = kind.get(self.kind.__name__, self.kind.__name__)
             raise BadOption(f"{self.flag}: expected {expected}, got {value!a:.80}") from None
 
-    def _texts_of(self, value: object) -> tuple[str, ...]:
-        """Return a repeated option's texts, from a list, one text, or a mapping as `key=value`."""
+    def _entries_of(self, value: object) -> Sequence[object]:
+        """Return a repeated option's entries, from a list, one entry, or a mapping as `key=value`.
+
+        Raises:
+            BadOption: An entry is neither a text nor of `kind`.
+        """
         if isinstance(value, Mapping):
             value = [f"{key}={one}" for key, one in value.items()]
-        texts = (value,) if isinstance(value, str) else value
-        if not isinstance(texts, (list, tuple)) or not all(isinstance(one, str) for one in texts):
+        entries = (value,) if isinstance(value, (str, self.kind)) else value
+        if not isinstance(entries, (list, tuple)) or not all(
+            isinstance(one, (str, self.kind)) for one in entries
+        ):
             raise BadOption(f"{self.flag}: expected texts, got {value!a:.80}")
-        return tuple(texts)
+        return entries
 
     def word_of(self, value: object) -> str:
         """Return a program's or a file's value as the command line would write it.
@@ -199,13 +207,13 @@ class OptionField:
         if self.is_switch:
             return [self.flag if value else self.no_flag]
         if isinstance(value, tuple):
-            return [word for one in value for word in (self.flag, str(one))]
+            return [word for one in value for word in (self.flag, self.word_for(one))]
         return [self.flag, self.word_for(value)]
 
     def word_for(self, value: object) -> str:
         """Return a value as the command line writes it."""
-        if self.is_size and value:
-            return f"{value}B"
+        if self.is_size and isinstance(value, int):
+            return size_word(value)
         words = (word for word, choice in self.choices.items() if choice == value)
         return next(words, str(value))
 
@@ -213,7 +221,7 @@ class OptionField:
 def option_fields(of: type[DataclassInstance]) -> tuple[OptionField, ...]:
     """Return the options of a dataclass in order, with those of nested dataclasses in place."""
     found: list[OptionField] = []
-    for part in _parts(of).values():
+    for part in option_parts(of).values():
         found += [part] if isinstance(part, OptionField) else option_fields(part)
     return tuple(found)
 
@@ -229,12 +237,39 @@ def build(of: type[Options], values: Mapping[str, object]) -> Options:
         BadInput: The dataclass refuses a value.
     """
     found: dict[str, Any] = {}
-    for name, part in _parts(of).items():
+    for name, part in option_parts(of).items():
         if not isinstance(part, OptionField):
             found[name] = build(part, values)
         elif values.get(name) is not None:
             found[name] = values[name]
     return of(**found)
+
+
+def from_keywords(of: type[Options], keywords: Mapping[str, object]) -> Options:
+    """Build a dataclass from the keywords of a call.
+
+    Args:
+        of: Dataclass to build.
+        keywords: Values of options, see `by_names`, and nested dataclasses by their fields. The
+            options of a nested dataclass are no keywords. None leaves the default.
+
+    Raises:
+        BadInput: A keyword is unknown, or a value is refused.
+    """
+    parts = option_parts(of)
+    found: dict[str, Any] = {}
+    values: dict[str, object] = {}
+    for name, value in keywords.items():
+        part = parts.get(name)
+        if not isinstance(part, type):
+            values[name] = value
+        elif isinstance(value, part):
+            found[name] = value
+        elif value is not None:
+            raise BadOption(f"{name}: expected {part.__name__}(...), got {value!a:.80}")
+    options = (part for part in parts.values() if isinstance(part, OptionField))
+    set_values = _by_names(options, values).items()
+    return of(**found, **{name: value for name, value in set_values if value is not None})
 
 
 def by_names(of: type[DataclassInstance], named: Mapping[str, object]) -> dict[str, object]:
@@ -249,7 +284,11 @@ def by_names(of: type[DataclassInstance], named: Mapping[str, object]) -> dict[s
         BadOption: A name is no option (the message has the nearest one), an option occurs twice,
             or a word stands for no value.
     """
-    known = {name: one for one in option_fields(of) for name in one.names}
+    return _by_names(option_fields(of), named)
+
+
+def _by_names(options: Iterable[OptionField], named: Mapping[str, object]) -> dict[str, object]:
+    known = {name: one for one in options for name in one.names}
     values: dict[str, object] = {}
     for name, value in named.items():
         one = known.get(name.replace("-", "_"))
@@ -270,7 +309,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def arguments(options: DataclassInstance) -> list[str]:
     """Return the command line of `options`, without values that are defaults."""
     words: list[str] = []
-    for name, part in _parts(type(options)).items():
+    for name, part in option_parts(type(options)).items():
         value = getattr(options, name)
         if not isinstance(part, OptionField):
             words += arguments(value)
@@ -285,7 +324,7 @@ def check(options: DataclassInstance) -> None:
     Raises:
         BadOption: A value is out of its bounds; the message has the option's name for users.
     """
-    parts = _parts(type(options))
+    parts = option_parts(type(options))
     refused = first_refusal(options)
     if refused is not None:
         field, words = refused
@@ -296,7 +335,10 @@ def check(options: DataclassInstance) -> None:
 
 
 def _check_choice(one: OptionField, value: object) -> None:
-    if value not in one.choices.values() and (value is not None or one.default is not None):
+    if one.is_repeated and isinstance(value, tuple):
+        for entry in value:
+            _check_choice(replace(one, is_repeated=False), entry)
+    elif value not in one.choices.values() and (value is not None or one.default is not None):
         raise BadOption(f"{one.flag}: expected {OneOf(tuple(one.choices))}, got {value!a:.80}")
 
 
@@ -310,26 +352,33 @@ Part = OptionField | type["DataclassInstance"]
 
 
 @functools.cache
-def _parts(of: type[DataclassInstance]) -> Mapping[str, Part]:
+def option_parts(of: type[DataclassInstance]) -> Mapping[str, Part]:
     """Return the fields of a dataclass that are options, or dataclasses with options."""
     parts: dict[str, Part] = {}
     for field in fields(of):
         kind, notes = _kind_and_notes(field_hints(of)[field.name])
+        is_repeated = get_origin(kind) is tuple
+        if is_repeated:
+            kind, entry_notes = _kind_and_notes(get_args(kind)[0])
+            notes += entry_notes
         option = next((note for note in notes if isinstance(note, Option)), None)
         if option is not None:
-            parts[field.name] = OptionField(field.name, kind, option, field.default, notes)
-        elif is_dataclass(kind):
+            parts[field.name] = OptionField(
+                field.name, kind, option, field.default, notes, is_repeated
+            )
+        elif is_dataclass(kind) and not is_repeated:
             parts[field.name] = kind
     return parts
 
 
 def _kind_and_notes(hint: object) -> tuple[type, tuple[Any, ...]]:
-    """Return `X` of `Annotated[Annotated[X, ...] | None, ...]`, and all of its metadata."""
+    """Return `X` of `Annotated[Annotated[X, ...] | None, ...]`, and all of its metadata.
+
+    A tuple's type comes with those of its entries, which may have metadata of their own.
+    """
     if get_origin(hint) is Annotated:
         kind, notes = _kind_and_notes(get_args(hint)[0])
         return kind, (*notes, *metadata(hint))
-    if get_origin(hint) is tuple:
-        return tuple, ()
     if get_origin(hint) in (Union, UnionType):
         return _kind_and_notes(next(one for one in get_args(hint) if one is not NoneType))
     return cast(type, hint), ()

@@ -46,6 +46,14 @@ def format_size(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
+def size_word(num_bytes: int) -> str:
+    """Return a size as `parse_size` reads it, in the largest exact unit: `2GiB`, `500B`, 0."""
+    for name, unit in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if num_bytes and num_bytes % unit == 0:
+            return f"{num_bytes // unit}{name}"
+    return f"{num_bytes}B" if num_bytes else "0"
+
+
 def format_traffic(num_bytes: int) -> str:
     """Return traffic in decimal units, as networks count it: `50.3 MB`."""
     for name, unit in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import swarm_ft
-from deploy.job_keywords import MODULE, module
+from deploy.call_keywords import MODULE, module
 
 EXPORTED = {
     "__version__",

@@ -1,11 +1,20 @@
 """Messages name arguments where a program called, and commands keep their flags."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import pytest
 
+from swarm_ft.api.coordinator_options import CoordinatorOptions
 from swarm_ft.api.keyword_errors import as_keywords, keyword_errors
+from swarm_ft.api.serve_options import ServeOptions
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadOption, SwarmError
 from swarm_ft.protocol.spec.options import option_fields
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MESSAGES = {
     "--steps: expected 1 to 2147483648, got -1": "steps: expected 1 to 2147483648, got -1",
@@ -15,8 +24,11 @@ MESSAGES = {
     "(--eval-dataset, --eval-split)": "(eval_dataset, eval_split)",
     "leave out --no-shuffle": "leave out shuffle=False",
     "--max-new-tokens 0": "max_new_tokens 0",
-    "--memory 5: too much": "memory_gib 5: too much",
+    "--memory 5: too much": "stage_memory_bytes 5: too much",
+    "--upload-mbps: expected": "upload_mbps: expected",
+    "--open, --no-relay": "is_public, has_relay=False",
     "decides that (serve-stage --dtype)": "decides that (serve-stage --dtype)",
+    "let it raise coordinator --max-data": "let it raise coordinator --max-data",
     "'swarm-ft invite --role client' prints it": "'swarm-ft invite --role client' prints it",
     "file a--steps, --unknown-flag": "file a--steps, --unknown-flag",
 }
@@ -35,6 +47,7 @@ def test_an_error_keeps_its_kind() -> None:
         raise SwarmError("nothing")
 
 
-def test_every_option_of_a_job_has_its_argument() -> None:
-    for one in option_fields(JobOptions):
+@pytest.mark.parametrize("of", [JobOptions, ServeOptions, CoordinatorOptions])
+def test_every_option_has_its_argument(of: type[DataclassInstance]) -> None:
+    for one in option_fields(of):
         assert as_keywords(f"{one.flag}: no") == f"{one.field}: no"

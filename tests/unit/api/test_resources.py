@@ -10,8 +10,9 @@ import pytest
 from swarm_ft import systems
 from swarm_ft.api.connections import SwarmAddress
 from swarm_ft.api.peer_home import BufferOptions
-from swarm_ft.api.peer_process import ServeOptions, prepare_peer
+from swarm_ft.api.peer_process import prepare_peer
 from swarm_ft.api.resources import PeerResources, check_cores, check_disk, check_memory
+from swarm_ft.api.serve_options import ServeOptions
 from swarm_ft.errors import BadOption
 
 GIB = 1 << 30
@@ -73,7 +74,7 @@ def test_a_small_machine_lends_its_defaults(
         assert prepared.resources.buffer_memory_bytes == GIB
         assert prepared.device_memory_bytes == GIB
         assert 0 < prepared.memory_bytes <= GIB // 2
-    changed = replace(options, lent_memory_bytes=2 * GIB)
+    changed = replace(options, stage_memory_bytes=2 * GIB)
     with (
         pytest.raises(BadOption, match="--memory: expected at most 1 GiB"),
         prepare_peer(ADDRESS, changed),

@@ -4,10 +4,11 @@ import click
 import pytest
 
 from swarm_ft.api.peer_home import BufferOptions
+from swarm_ft.api.serve_options import ServeOptions
 from swarm_ft.cli.options import ByteSize
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.options import option_fields
-from swarm_ft.protocol.spec.sizes import format_size
+from swarm_ft.protocol.spec.sizes import format_size, parse_size, size_word
 
 
 @pytest.mark.parametrize(
@@ -51,8 +52,10 @@ def test_a_number_without_a_unit_is_refused_with_its_two_readings(text: str, rea
 
 
 def test_a_size_may_have_a_minimum() -> None:
-    with pytest.raises(click.BadParameter, match="expected at least 1 bytes, got '0'"):
-        ByteSize(minimum=1).convert("0", None, None)
+    with pytest.raises(BadOption, match="--memory: expected 1 or more, got 0"):
+        ServeOptions(stage_memory_bytes=0)
+    with pytest.raises(BadOption, match="--keep-disk: expected 0 or more, got -1"):
+        ServeOptions(keep_disk_bytes=-1)
 
 
 @pytest.mark.parametrize(
@@ -71,13 +74,22 @@ def test_a_size_is_shown_in_the_units_in_which_it_is_given(num_bytes: int, words
     assert format_size(num_bytes) == words
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "word"),
+    [(0, "0"), (500, "500B"), (1 << 10, "1KiB"), (3 << 29, "1536MiB"), (50 << 30, "50GiB")],
+)
+def test_a_size_is_written_as_an_option_reads_it(num_bytes: int, word: str) -> None:
+    assert size_word(num_bytes) == word
+    assert parse_size(word) == num_bytes
+
+
 def test_the_defaults_that_help_tells_are_those_that_are_used() -> None:
     sizes = [
         one
         for one in option_fields(BufferOptions)
         if one.flag != "--buffer-days" and one.kind is int
     ]
-    assert [ByteSize().convert(one.option.default, None, None) for one in sizes] == [
+    assert [ByteSize().convert(one.default_word, None, None) for one in sizes] == [
         one.default for one in sizes
     ]
     assert len(sizes) == 2

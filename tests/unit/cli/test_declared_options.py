@@ -126,7 +126,7 @@ def test_help_says_defaults_choices_and_least_values() -> None:
     shown = help_of(command)
     for told in (
         "--goal PLACE Where to. [required]",
-        "--size INTEGER In Europe. [default: 40; x>=20]",
+        "--size INTEGER In Europe. [default: 40; 20<=x<=50]",
         "--hold [velcro|laces] How they hold. [default: laces]",
         "--pace [slow|fast] How fast. [default: slow]",
         "--km FLOAT How far. [default: till sunset; x>=0]",

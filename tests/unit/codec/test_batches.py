@@ -10,8 +10,8 @@ from torch import Tensor
 from swarm_ft.codec.batches import BatchDecoder, BatchEncoder, BufferCache, CompressedBoundary
 from swarm_ft.codec.for_hivemind import CodecCompression, register_compression
 from swarm_ft.codec.for_pipelining import ReceiveEnd, SendEnd
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import BadCodec, BadFrame, NonFinite, SwarmError
-from swarm_ft.protocol.spec.codec_spec import Direction
 from tests.draws import draws
 
 SHAPE = (3, 8, 16)

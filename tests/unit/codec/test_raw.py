@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm_ft.codec import pack_buffer, unpack_buffer
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from tests.codecs import parse
 from tests.draws import draws
 

@@ -15,6 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.codec.sizes import PIECE_ROWS, ROW_VALUES
+from swarm_ft.codec.spec import CodecName, CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, OutOfTurn, ProtocolError
 from swarm_ft.ids import Attempt, StepNumber
 from swarm_ft.protocol.machines.all_reduce import (
@@ -24,10 +27,7 @@ from swarm_ft.protocol.machines.all_reduce import (
     Effects,
     TransmitPiece,
 )
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import (
-    PIECE_ROWS,
-    ROW_VALUES,
     Division,
     EncodeShare,
     GradientPiece,
@@ -40,7 +40,6 @@ from swarm_ft.protocol.messages.reduction import (
     SumShares,
     TakeSum,
 )
-from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
 from tests.draws import draws
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.machines.link import (
@@ -23,7 +24,6 @@ from swarm_ft.protocol.machines.link import (
 from swarm_ft.protocol.messages.boundary import Ack, BoundaryHello, FrameKey
 from swarm_ft.protocol.messages.link import ChannelHello, ChannelKind, ChannelMessage, LinkHello
 from swarm_ft.protocol.messages.reduction import Phase, PieceAck, PieceKey, ReduceHello, Scope
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from tests.draws import draws
 

@@ -15,19 +15,19 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.codec.spec import Axis, CodecName, CodecSpec, Direction
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.machines.session import BoundarySession, Deliver, Effects, Reencode, Transmit
 from swarm_ft.protocol.messages.boundary import (
     Ack,
     BoundaryHello,
-    EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
     KeyFrameRequest,
     SessionMessage,
 )
-from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction
 from tests.draws import draws
 
 T = TypeVar("T")

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.protocol.messages.reduction import PIECE_ROWS, ROW_VALUES, Division
+from swarm_ft.codec.sizes import PIECE_ROWS, ROW_VALUES
+from swarm_ft.protocol.messages.reduction import Division
 from tests.draws import draws
 
 PIECE = PIECE_ROWS * ROW_VALUES

@@ -1,6 +1,6 @@
 """Options that programs and files give by their names."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,14 @@ import pytest
 
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.bounds import OneOf
-from swarm_ft.protocol.spec.options import Option, build, by_names, check
+from swarm_ft.protocol.spec.options import (
+    NumBytes,
+    Option,
+    build,
+    by_names,
+    check,
+    from_keywords,
+)
 
 
 class Shade(Enum):
@@ -78,3 +85,63 @@ def test_what_means_none_is_told(name: str) -> None:
     with pytest.raises(BadOption) as refused:
         build(Paint, by_names(Paint, arguments))
     assert refused.value.message.startswith(words)
+
+
+class Room(Enum):
+    HALL = "hall"
+    LIVING_ROOM = "living room"
+
+
+@dataclass(frozen=True, kw_only=True)
+class House:
+    paint: Paint = field(default_factory=Paint)
+    rooms: Annotated[tuple[Room, ...], Option("Which.")] = ()
+    keys: Annotated[tuple[Path, ...], Option("Where they lie.", name="key")] = ()
+    garden_bytes: Annotated[NumBytes | None, Option("How large.", name="garden")] = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+KEYWORDS: dict[str, tuple[dict[str, object], House]] = {
+    "nothing": ({"garden_bytes": None, "paint": None}, House()),
+    "a part": ({"paint": Paint(coats=2)}, House(paint=Paint(coats=2))),
+    "words of a list": (
+        {"rooms": ["living-room", Room.HALL]},
+        House(rooms=(Room.LIVING_ROOM, Room.HALL)),
+    ),
+    "one word": ({"rooms": "hall"}, House(rooms=(Room.HALL,))),
+    "a path and a text": ({"key": [Path("a"), "b"]}, House(keys=(Path("a"), Path("b")))),
+    "one path": ({"keys": Path("a")}, House(keys=(Path("a"),))),
+    "a size": ({"garden": "2KiB"}, House(garden_bytes=2048)),
+    "a number of bytes": ({"garden_bytes": 5}, House(garden_bytes=5)),
+}
+
+
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_keywords_are_options_and_parts(name: str) -> None:
+    given, expected = KEYWORDS[name]
+    assert from_keywords(House, given) == expected
+
+
+REFUSED_KEYWORDS: dict[str, tuple[dict[str, object], str]] = {
+    "an option of a part": ({"coats": 2}, "'coats': there is no such option"),
+    "another part": ({"paint": "red"}, "paint: expected Paint(...), got 'red'"),
+    "no word": ({"rooms": ["attic"]}, "--rooms: expected hall or living-room, got 'attic'"),
+    "no list": ({"rooms": 3}, "--rooms: expected texts, got 3"),
+    "no size": ({"garden": "5"}, "--garden: expected a size"),
+    "less than none": ({"garden_bytes": -1}, "--garden: expected 0 or more, got -1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_KEYWORDS)
+def test_keywords_that_mean_nothing_are_refused(name: str) -> None:
+    given, words = REFUSED_KEYWORDS[name]
+    with pytest.raises(BadOption) as refused:
+        from_keywords(House, given)
+    assert refused.value.message.startswith(words)
+
+
+def test_a_choice_in_a_list_is_checked_where_a_program_builds_the_options() -> None:
+    with pytest.raises(BadOption, match="--rooms: expected hall or living-room, got 'attic'"):
+        House(rooms=("attic",))  # type: ignore[arg-type]
