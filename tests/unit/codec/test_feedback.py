@@ -14,6 +14,7 @@ from swarm_ft.codec.raw import HalfCodec
 from swarm_ft.codec.spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.codec.topk import TopKCodec
 from swarm_ft.errors import BadFrame, NonFinite
+from tests.draws import draws
 
 FAMILIES: dict[str, Callable[[CodecSpec], Codec]] = {
     "top": TopKCodec,
