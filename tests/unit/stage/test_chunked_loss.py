@@ -111,6 +111,7 @@ def whole_logits(
 
 
 @pytest.mark.parametrize(("name", "num_stages", "changes"), METHODS)
+@pytest.mark.sampled(4)
 def test_chunks_train_as_whole_logits_do(
     tmp_path: Path,
     make_train_spec: MakeTrainSpec,
@@ -153,6 +154,7 @@ def test_replicas_end_with_the_same_bits(
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "deberta-v3"])
 @pytest.mark.parametrize("kind", [TaskKind.CLASSIFICATION, TaskKind.TOKEN_CLASSIFICATION])
+@pytest.mark.sampled(4)
 def test_classes_and_their_counts_are_the_same(
     tmp_path: Path,
     make_train_spec: MakeTrainSpec,
