@@ -255,6 +255,7 @@ for seed in map(int, sys.argv[1:]):
 """
 
 
+@pytest.mark.thorough
 def test_one_seed_has_one_history_in_every_process() -> None:
     """Sets have another order in another process, and the earlier seeds run in another order."""
     seeds = range(40, 42)
