@@ -29,6 +29,6 @@ RUN pip install --quiet --no-deps . && rm -rf build ./*.egg-info
 USER swarm
 WORKDIR /home/swarm
 # Compiles the codecs' loops once, not in every container.
-RUN swarm-ft bench codec --codecs q4,q2+z,aq4,aq3+z,hq4,hq3+z --shapes 64x64 --repeats 1 > /dev/null
+RUN swarm-ft bench codec --codecs q4,q2+z,aq4,aq3+z --shapes 64x64 --repeats 1 > /dev/null
 ENTRYPOINT ["swarm-ft"]
 CMD ["--help"]

@@ -24,10 +24,10 @@ TOOLS := $(VENV)/.tools-installed
 DOCS := $(VENV)/.docs-installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo install test test-slow homes families faults hostile sim gpu check format proto reference docs compose clean
+.PHONY: help demo install test test-pure test-rest test-codecs test-benchmarks test-slow homes families faults hostile sim gpu check format proto reference docs compose clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 17
 
 demo: $(PACKAGE) ## train a small model with a whole swarm on this machine
 	$(BIN)/swarm-ft demo $(ARGS)
@@ -35,11 +35,26 @@ demo: $(PACKAGE) ## train a small model with a whole swarm on this machine
 install: $(PACKAGE) ## make .venv with the package in it
 
 # Wherever it is switched off: tests start many processes, and not each should compile everything.
-test test-slow homes families: export PYTHONDONTWRITEBYTECODE :=
+test test-pure test-rest test-codecs test-benchmarks test-slow homes families: export PYTHONDONTWRITEBYTECODE :=
 
 # Twice as many workers as CI has cores: a third of a worker's time is waits for time limits and disks.
-test: $(TOOLS) ## run the tests, but for the slow ones
-	$(BIN)/python -m pytest -q -m "not slow" -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST_PARALLEL := $(BIN)/python -m pytest -q -n 4 --dist each -o console_output_style=classic -p tests.parts --weights
+FIRST := not (slow or thorough or codecs or benchmarks)
+
+test: $(TOOLS) ## run the tests of every change
+	$(PYTEST_PARALLEL) tests/weights/test.json -m "$(FIRST)" $(ARGS)
+
+test-pure: $(TOOLS) ## run the tests that need no torch, in less than a minute
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -p tests.pure -m "$(FIRST)" $(ARGS)
+
+test-rest: $(TOOLS) ## run more cases of the tests of `make test`, its long tests, and all codecs
+	$(PYTEST_PARALLEL) tests/weights/rest.json -m "(thorough or codecs) and not (slow or benchmarks)" $(ARGS)
+
+test-codecs: $(TOOLS) ## run all tests of codecs and their kernels: every spec, and Triton's interpreter
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests/unit/codec tests/conformance $(ARGS)
+
+test-benchmarks: $(TOOLS) ## run the tests of benchmarks
+	$(BIN)/python -m pytest -q -m "not slow" tests/unit/benchmarks $(ARGS)
 
 test-slow: $(TOOLS) ## run the tests that start whole swarms of processes; SAMPLE=1: without variants
 	$(BIN)/python -m pytest -q -m "slow and not families and not homes$(if $(SAMPLE), and not variant)" $(ARGS)

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from swarm_ft.codec import from_spec
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 
 VOCABULARY, TOKENS, BLOCKS, CHANNELS = 1000, 16, 8, 128
 BOUNDARIES = (2, 4, 6)

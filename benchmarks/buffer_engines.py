@@ -24,8 +24,8 @@ from types import ModuleType
 
 from swarm_ft.buffers import BufferKey, BufferRecord, End
 from swarm_ft.buffers.slab import Broken, Slab, SlabIdentity
+from swarm_ft.digest import digest_of
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.protocol.spec.digest import digest_of
 
 Put = Callable[[int, bytes], None]
 Get = Callable[[int], bytes]

@@ -28,8 +28,8 @@ from rich.table import Table
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.codec.stored import buffer_bytes
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
-from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainSpec
 from swarm_ft.protocol.spec.training_plan import VisitOrder, step_samples
 from swarm_ft.sealing import Sealer, new_key

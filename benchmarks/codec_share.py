@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.split_backward import middle_stage
 from swarm_ft.cli.codec_speed import SpeedRow, measure
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 
 CPU = torch.device("cpu")
 

@@ -4,10 +4,10 @@ import sys
 
 import torch
 
+from swarm_ft.codec.spec import Direction
+from swarm_ft.digest import DIGEST_BYTES
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
-from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.wire.frames import wire_bytes
 from tests.codecs import parse
 

@@ -11,8 +11,6 @@ from typing import IO
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
-HAS_MODES = hasattr(os, "geteuid") and hasattr(os, "fchmod")
-"""Whether the system has file modes; on Windows a user's folder hands its rights down."""
 
 
 def private_folder(path: Path) -> Path:
@@ -35,8 +33,6 @@ def make_private(path: Path) -> None:
     Raises:
         OSError: The path does not exist.
     """
-    if not HAS_MODES:
-        return
     found = path.stat()
     is_ours = found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX
     if is_ours and found.st_mode & 0o077:
@@ -50,8 +46,7 @@ def open_private(path: Path, mode: str) -> IO[bytes]:
         OSError: The file cannot be opened.
     """
     file: IO[bytes] = open(path, mode, opener=_opener)  # noqa: SIM115  # the caller closes it
-    if HAS_MODES:
-        os.fchmod(file.fileno(), FILE_MODE)
+    os.fchmod(file.fileno(), FILE_MODE)
     return file
 
 
@@ -81,9 +76,7 @@ def flush_to_disk(path: Path) -> None:
     Raises:
         OSError: The disk refuses.
     """
-    if not HAS_MODES and path.is_dir():
-        return  # Windows opens no folders, and flushes only files that are open for writing
-    descriptor = os.open(path, os.O_RDONLY if HAS_MODES else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,4 +1,4 @@
-"""Differences between Linux, macOS and Windows, and substitutes for what a system lacks.
+"""Differences between Linux and macOS, and substitutes for what a system lacks.
 
 Each function tries Linux' own way first. It tests for the feature, and not for the system's name,
 so that tests can run the other ways here (docs/reference/systems.md lists them).
@@ -8,64 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import importlib
+import fcntl
 import math
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
+import termios
+import tty
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType, ModuleType
 from typing import IO, Any
 
 # ---- the event loop, and how a user stops a process
 
 
 def run_loop(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on uvloop, or on asyncio's own loop, which needs more processor time."""
-    uvloop = _module("uvloop")
-    if uvloop is None:
-        asyncio.run(work)
-    else:
-        uvloop.run(work)
+    """Run a coroutine on uvloop, which needs less processor time than asyncio's own loop."""
+    import uvloop  # which takes a while
+
+    uvloop.run(work)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
     """Return a new event loop of the same kind as `run_loop`'s, for a thread to run."""
-    uvloop = _module("uvloop")
-    loop: asyncio.AbstractEventLoop
-    loop = asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
+    import uvloop
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
 
 
-def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that end a process politely: Ctrl-C, TERM, and a closed terminal."""
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
-    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
-
-
-def on_signal(number: signal.Signals, call: Callable[[], object]) -> None:
-    """Call `call` in the running loop on each arrival of a signal, instead of the default action.
-
-    Only the main thread may call this.
-    """
-    loop = asyncio.get_running_loop()
-
-    def notify(_number: int, _frame: FrameType | None) -> None:
-        with suppress(RuntimeError):  # the loop may be closed
-            loop.call_soon_threadsafe(call)
-
-    try:
-        loop.add_signal_handler(number, call)
-    except NotImplementedError:  # Windows' loops
-        signal.signal(number, notify)
+STOP_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+"""Signals that end a process politely: Ctrl-C, TERM, and a closed terminal."""
 
 
 @contextmanager
@@ -73,10 +53,9 @@ def keys_pressed(on_key: Callable[[str], object]) -> Iterator[None]:
     r"""Call `on_key` in the running loop with each key, while the context lasts.
 
     A key is the text that the terminal sends for it: a character, or `\x1b[A` for an arrow. Without
-    a terminal on standard input, or on a system without termios, `on_key` receives nothing.
+    a terminal on standard input `on_key` receives nothing.
     """
-    termios, tty = _module("termios"), _module("tty")
-    if termios is None or tty is None or not sys.stdin.isatty():
+    if not sys.stdin.isatty():
         yield
         return
     file = sys.stdin.fileno()
@@ -138,27 +117,6 @@ _ARGUMENTS_FIELDS = (48, 49)
 
 # ---- files
 
-_no_pread = threading.Lock()
-"""Lock for files whose one position all threads share."""
-
-
-def binary_flags(flags: int) -> int:
-    """Return the flags with which `os.open` opens a file of bytes; no child process inherits it."""
-    return flags | getattr(os, "O_BINARY", 0)
-
-
-def read_at(file: int, num_bytes: int, offset: int) -> bytes:
-    """Read up to `num_bytes` bytes at `offset`, while other threads may read and write.
-
-    Raises:
-        OSError: The disk refuses.
-    """
-    if hasattr(os, "pread"):
-        return os.pread(file, num_bytes, offset)
-    with _no_pread:
-        os.lseek(file, offset, os.SEEK_SET)
-        return os.read(file, num_bytes)
-
 
 def write_all(file: int, parts: Iterable[bytes], offset: int) -> None:
     """Write the parts one after the other, in as few calls as the system needs.
@@ -179,11 +137,7 @@ def write_all(file: int, parts: Iterable[bytes], offset: int) -> None:
 def _write_some(file: int, views: list[memoryview], offset: int) -> int:
     if hasattr(os, "pwritev"):
         return os.pwritev(file, views, offset)
-    if hasattr(os, "pwrite"):
-        return os.pwrite(file, views[0], offset)
-    with _no_pread:
-        os.lseek(file, offset, os.SEEK_SET)
-        return os.write(file, views[0])
+    return os.pwrite(file, views[0], offset)
 
 
 def sync_data(file: int) -> None:
@@ -218,31 +172,18 @@ def lock_file(file: int) -> bool:
     Returns:
         Whether this process got the lock; False while another process has it.
     """
-    fcntl = _module("fcntl")
     try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        else:  # Windows
-            msvcrt: Any = importlib.import_module("msvcrt")
-            os.lseek(file, 0, os.SEEK_SET)
-            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
-    except (BlockingIOError, PermissionError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
 
 
 # ---- limits of this process and resources of this machine
 
-NO_LIMIT_FILES = 2048
-"""Open files on a system without a limit that programs can query: the limit of Windows' C library.
-"""
-
 
 def raise_open_files(at_most: int) -> int:
     """Raise this process's limit of open files up to `at_most`; return it, -1 without a limit."""
-    resource = _module("resource")
-    if resource is None:
-        return min(at_most, NO_LIMIT_FILES)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = at_most if hard == resource.RLIM_INFINITY else min(hard, at_most)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -253,8 +194,8 @@ def raise_open_files(at_most: int) -> int:
 
 def free_memory_bytes() -> int | None:
     """Return the bytes of memory that are free for all processes; None if unknown."""
-    for ask in (_by_sysconf, _by_vm_stat, _by_windows):
-        with suppress(AttributeError, ValueError, OSError, subprocess.SubprocessError):
+    for ask in (_by_sysconf, _by_vm_stat):
+        with suppress(ValueError, OSError, subprocess.SubprocessError):
             return ask()
     return None
 
@@ -280,11 +221,9 @@ CGROUP_FILES = ("memory.max", "memory/memory.limit_in_bytes")
 def total_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the bytes of memory of this machine or its container; None if unknown."""
     found = [limit for name in CGROUP_FILES if (limit := _limit_in(cgroup / name)) is not None]
-    for ask in (_total_by_sysconf, _total_by_windows):
-        with suppress(AttributeError, ValueError, OSError):
-            found.append(ask())
-            break
-    else:
+    try:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError):
         return None
     return min(found)
 
@@ -295,10 +234,6 @@ def _limit_in(file: Path) -> int | None:
     except (OSError, UnicodeDecodeError):
         return None
     return int(text) if text.isdigit() else None
-
-
-def _total_by_sysconf() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def core_count() -> int:
@@ -319,38 +254,10 @@ def disk_bytes(folder: Path) -> int:
     return shutil.disk_usage(place).total
 
 
-class _MemoryStatus(ctypes.Structure):
-    """Layout of Windows' MEMORYSTATUSEX."""
-
-    _fields_ = (
-        ("length", ctypes.c_uint32),
-        ("load", ctypes.c_uint32),
-        ("total", ctypes.c_uint64),
-        ("available", ctypes.c_uint64),
-        ("others", ctypes.c_uint64 * 5),
-    )
-
-
-def _by_windows() -> int:
-    return int(_windows_memory().available)
-
-
-def _total_by_windows() -> int:
-    return int(_windows_memory().total)
-
-
-def _windows_memory() -> _MemoryStatus:
-    status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
-    libraries: Any = getattr(ctypes, "windll", None)
-    if not libraries.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
-        raise OSError("GlobalMemoryStatusEx")
-    return status
-
-
 # ---- sockets
 
-_SILENT_FOR = {"darwin": 0x80, "win32": 5}
-"""TCP options in seconds without names in Python, by system: TCP_RXT_CONNDROPTIME, TCP_MAXRT."""
+_TCP_RXT_CONNDROPTIME = 0x80
+"""TCP option of macOS, in seconds; Python has no name for it."""
 
 
 def drop_after(sock: socket.socket, silent_s: float) -> None:
@@ -358,23 +265,18 @@ def drop_after(sock: socket.socket, silent_s: float) -> None:
     with suppress(OSError):
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silent_s * 1000))
-        elif sys.platform in _SILENT_FOR:
-            sock.setsockopt(socket.IPPROTO_TCP, _SILENT_FOR[sys.platform], math.ceil(silent_s))
+        elif sys.platform == "darwin":
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, math.ceil(silent_s))
 
 
 def hold_port(listener: socket.socket) -> None:
     """Reserve a listener's port for this process, despite connections that linger there.
 
-    Call this before `bind`. On Windows SO_REUSEADDR would let other processes listen, too.
+    Call this before `bind`.
     """
-    if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-    else:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
-HAS_SOCKET_PATHS = hasattr(socket, "AF_UNIX")
-"""Whether Python and gRPC have sockets in the file system; not on Windows (grpc/grpc#35880)."""
 MAX_SOCKET_PATH_BYTES = 103
 """Bytes of a socket's path that every system accepts; Linux accepts 107."""
 _LINK_BYTES = len("swarm-ft-12345678/at/")
@@ -409,10 +311,3 @@ def short_socket_path(path: Path) -> Iterator[Path]:
         link = Path(folder, "at")
         link.symlink_to(path.parent.absolute(), target_is_directory=True)
         yield link / path.name
-
-
-def _module(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None

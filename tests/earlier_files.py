@@ -60,6 +60,7 @@ ALL = (
     Earlier("2026-11-28-a", "704aa4fb", 9, 0, 2, "c99443f98a6a13b7bc04e149dc830fdb"),
     Earlier("2026-11-28-b", "ecec2a6d", 9, 0, 2, "cb37d1470ce3996e47063fb17f2ccd32"),
     Earlier("2026-11-28-c", "3b2c1148", 10, 1, 3, "0dc6ad5a031d5d45f0d98154a43b543a"),
+    Earlier("2026-11-28-d", "39bf40a3", 11, 2, 3, "0dc6ad5a031d5d45f0d98154a43b543a"),
 )
 
 SEALED = Earlier(

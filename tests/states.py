@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.digest import digest_of
 from swarm_ft.stage.base import Engine
 from swarm_ft.stage.tensor_files import AnyTensor, TensorDigest, pieces_of
 

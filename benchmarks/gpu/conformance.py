@@ -31,16 +31,16 @@ from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.kernels.cpu import NumbaKernels
 from swarm_ft.codec.kernels.reference import ReferenceKernels
+from swarm_ft.codec.spec import CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 VECTORS = Path(__file__).parents[2] / "tests" / "conformance" / "codec_vectors.json"
 CPU = torch.device("cpu")
 T = TypeVar("T")
 SHAPES = ((9, 20), (1, 1), (130, 3), (1, 4097), (33, 1601), (1023, 130), (128, 96))
 REHEARSED_SHAPES = SHAPES[:2]
-REHEARSED_CODECS = ("q3t", "aq4", "hq2", "aq2+z", "top10", "aqtop20", "q4+ef21", "aqk0.5")
+REHEARSED_CODECS = ("q3t", "aq4", "q2", "aq2+z", "top10", "aqtop20", "q4+ef21", "aqk0.5")
 MOST_WORSE, MOST_WORSE_OF_FEW = 1.02, 1.1
 """Of an encoder's error, beside the reference's; where values are few, a scale is of fewer still.
 """
@@ -84,7 +84,7 @@ class Place:
         """Decode a tensor on this device, along a basis if it names one."""
         codec = self.codec(encoded.codec)
         if isinstance(codec, DirectionalCodec):
-            codec = codec.with_basis(basis)
+            codec = codec.with_side_info(basis)
         return codec.decode(encoded, _moved(base, self.device), device=self.device).cpu()
 
 
@@ -145,7 +145,7 @@ def _tasks(*, few: bool) -> list[Task]:
     slow, quick = list[Task](), list[Task]()
     for spec in _codecs(few=few):
         task = Task(str(spec), partial(_codec_rows, spec, few=few))
-        (slow if spec.entropy or spec.has_basis else quick).append(task)
+        (slow if spec.entropy or spec.has_side_info else quick).append(task)
     return [*slow, *kernels, *quick, Task("stored buffers", _stored_rows)]
 
 

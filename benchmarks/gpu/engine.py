@@ -27,14 +27,14 @@ from benchmarks.gpu.report import Row, Value, ratio
 from benchmarks.gpu.stages import checkpoint_of, device_here, gpt2, llama, spec_of
 from swarm_ft.buffers import BufferStore
 from swarm_ft.codec.base import CPU
-from swarm_ft.codec.basis import Basis
 from swarm_ft.codec.kernels import coding_device
+from swarm_ft.codec.side_info import SideInfo
+from swarm_ft.codec.spec import Direction
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
-from swarm_ft.peer.boundary.bases import Bases
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
+from swarm_ft.peer.boundary.side_info import SideInfoStore
 from swarm_ft.peer.node import NUM_CODEC_THREADS
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.device import begin_codec_thread
@@ -65,7 +65,7 @@ CALLS = (
 MILLI = 1e3
 RUN = RunId("gpu")
 T = TypeVar("T")
-Sent = tuple[Frame, Basis | None]
+Sent = tuple[Frame, SideInfo | None]
 
 
 @dataclass
@@ -131,10 +131,15 @@ class Ends:
     """This stage's end of a boundary and the neighbour's, whose frames are made beforehand."""
 
     def __init__(self, spec: RunSpec, block: int, device: torch.device) -> None:
-        self._stores, self._bases = (BufferStore(), BufferStore()), (Bases(), Bases())
+        self._stores, self._bases = (
+            (BufferStore(), BufferStore()),
+            (SideInfoStore(), SideInfoStore()),
+        )
         boundary = BlockIndex(block)
         self.own, self.other = (
-            FrameCoder(spec, run_id=RUN, boundary=boundary, store=store, bases=bases, device=device)
+            FrameCoder(
+                spec, run_id=RUN, boundary=boundary, store=store, side_info=bases, device=device
+            )
             for store, bases in zip(self._stores, self._bases, strict=True)
         )
 
@@ -144,8 +149,8 @@ class Ends:
 
     def _sent(self, name: FrameKey, x: Tensor) -> Sent:
         frame = self.other.encode(name, x)
-        basis = self.other.basis_of(frame) if frame.tensor.codec.has_basis else None
-        return frame, None if basis is None else self.own.read_basis(basis.data)
+        basis = self.other.side_info_of(frame) if frame.tensor.codec.has_side_info else None
+        return frame, None if basis is None else self.own.read_side_info(basis.data)
 
     def commit(self, step: int) -> None:
         """Commit the step at both ends."""

@@ -86,7 +86,6 @@ def groups(*, few: bool) -> dict[str, Group]:
             ("trellis_symbols", "shifts_of", "flip_signs", "dequantize", "decode_symbols"),
             partial(_trellis, shapes),
         ),
-        "tiles": Group(("hadamard",), partial(_tiles, few=few)),
     }
 
 
@@ -161,12 +160,6 @@ def _trellis(shapes: Shapes, generator: torch.Generator) -> Iterator[Case]:
         coded = ReferenceKernels().encode_symbols(symbols, contexts, frequencies, lanes)
         unchanged = contexts ^ shifts * flip
         yield Case("decode_symbols", name, (coded, unchanged, frequencies, flip), same)
-
-
-def _tiles(generator: torch.Generator, *, few: bool) -> Iterator[Case]:
-    for tile in (1, 4, 64) if few else (1, 4, 64, 1024, 8192):
-        x = 1e3 * torch.randn(3, 2 * tile, generator=generator)
-        yield Case("hadamard", f"tile {tile}", (x, tile), same)
 
 
 def _measures(shapes: Shapes, generator: torch.Generator) -> Iterator[Case]:

@@ -26,13 +26,13 @@ from benchmarks.gpu.report import Row, ratio
 from swarm_ft.cli.codec_speed import measure
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import Kernels, NarrowGrid, Scales
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 
 SHAPES = ((1024, 1600), (4096, 4096))
 REHEARSED_SHAPES = ((64, 160), (128, 128))
 CODECS = (
     *("aq4", "aq3+z", "aqk0.5", "q1t+d+z", "q3+z", "q8", "q4", "aq2"),
-    *("aq3", "aq2+z", "q2", "q3", "hq4", "q2+z", "q4+z", "aq4+z", "fp16", "none"),
+    *("aq3", "aq2+z", "q2", "q3", "q2+z", "q4+z", "aq4+z", "fp16", "none"),
 )
 REHEARSED_CODECS = ("q4", "aq3+z", "none")
 COPY_SHARE, ENTROPY_GB_S = 0.6, 10.0

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality.configs import DEFAULT_BITS, Config
+from benchmarks.quality.former import MIXED, encode_mixed, parse_former
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.reuse import Partly, Reuse, merged, parse_reuse
 from swarm_ft.codec import Codec, pack_buffer, unpack_buffer
 from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
+from swarm_ft.codec.spec import Direction
 from swarm_ft.ids import BlockIndex, SampleId
-from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
-from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.peer.boundary.side_info import SideInfoKey, SideInfoStore, TensorKind
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import forward_codec_of, key_codec_of
 from tests.codecs import parse
@@ -113,33 +114,31 @@ class Changes:
 class Learner:
     """The bases of one direction of one boundary: what a stage would learn, step by step."""
 
-    bases: Bases = field(default_factory=Bases)
-    told: dict[BasisKey, bytes] = field(default_factory=dict)
+    bases: SideInfoStore = field(default_factory=SideInfoStore)
+    told: dict[SideInfoKey, bytes] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Commit the step before."""
         self.bases.commit()
 
-    def along(self, codec: AnyCodec, kind: BasisKind, tally: Tally) -> AnyCodec:
+    def along(self, codec: AnyCodec, kind: TensorKind, tally: Tally) -> AnyCodec:
         """Return the codec with its basis; count the bytes of a new basis."""
         if not isinstance(codec, DirectionalCodec | CodebookCodec):
             return codec
-        key = BasisKey(BlockIndex(0), kind)
+        key = SideInfoKey(BlockIndex(0), kind)
         basis = self.bases.get(key)
         if basis is not None and self.told.get(key) != basis.name:
             self.told[key] = basis.name
             tally.bits += 8 * len(basis.data)
-        return codec.with_basis(basis)
+        return codec.with_side_info(basis)
 
     def note(
-        self, codec: AnyCodec, kind: BasisKind, sample: int, x: Tensor, base: Tensor | None
+        self, codec: AnyCodec, kind: TensorKind, sample: int, x: Tensor, base: Tensor | None
     ) -> None:
         """Record the tensor that was sent, if its codec learns a basis from frames."""
-        key = BasisKey(BlockIndex(0), kind)
-        if isinstance(codec, DirectionalCodec):
-            self.bases.record_frame(key, SampleId(sample), x, base, codec.step_of(x))
-        elif isinstance(codec, CodebookCodec):
-            self.bases.record_frame(key, SampleId(sample), x, None, 0.0)
+        if isinstance(codec, Codec):  # published codecs learn nothing
+            key = SideInfoKey(BlockIndex(0), kind)
+            self.bases.record_frame(key, SampleId(sample), codec, x, base)
 
 
 _Sent = tuple[Any, Tensor, Tensor]
@@ -153,6 +152,7 @@ class Channel:
     Attributes:
         codec: of all visits, or of all but the first.
         first: of a sample's first visit; None if that is as all others.
+        is_mixed: whether half of what it sends is for the residual.
         waited_for: of later visits of the sample of a batch that all stages wait for; so too.
         waited_row: of that sample in a batch: forward the first, backward the last.
         bits: of a value in a buffer.
@@ -164,6 +164,7 @@ class Channel:
     first: AnyCodec | None
     is_delta: bool
     has_residual: bool
+    is_mixed: bool = False
     waited_for: AnyCodec | None = None
     waited_row: int = 0
     bits: int = DEFAULT_BITS
@@ -196,7 +197,8 @@ class Channel:
         if self.has_residual:
             residual = self.residuals.get(sample)
             codec = cast(Codec, self.codec)  # published ones have no feedback
-            encoded, self.residuals[sample] = encode_with_feedback(codec, x, residual)
+            encode = encode_mixed if self.is_mixed else encode_with_feedback
+            encoded, self.residuals[sample] = encode(codec, x, residual)
             y = self.codec.decode(encoded, device=x.device)
             return encoded, y, y
         base = self.base_of(sample, x) if sample in self.buffers else None
@@ -240,10 +242,10 @@ class Channel:
         return unpack_buffer(payload, tokens, channels, self.bits, device=x.device)
 
 
-def _kind_of(codec: AnyCodec, base: Tensor | None) -> BasisKind:
+def _kind_of(codec: AnyCodec, base: Tensor | None) -> TensorKind:
     if isinstance(codec, CodebookCodec):
-        return BasisKind.GRADIENT
-    return BasisKind.FIRST if base is None else BasisKind.CHANGE
+        return TensorKind.GRADIENT
+    return TensorKind.FIRST if base is None else TensorKind.CHANGE
 
 
 @dataclass(slots=True)
@@ -397,13 +399,15 @@ def _direct(fw: str) -> str:
 
 
 def _codec(text: str, direction: Direction) -> AnyCodec:
-    return parse_published(text) or parse(text, direction)
+    return parse_published(text) or parse_former(text) or parse(text, direction)
 
 
 def channel_of(text: str, key: str, direction: Direction) -> Channel:
     """One direction by its codec, and that of first frames where they build on nothing."""
-    codec = _codec(text, direction)
+    is_mixed = text.endswith(MIXED)
+    codec = _codec(text.removesuffix(MIXED), direction)
     spec = getattr(codec, "spec", None)
     is_delta = bool(getattr(spec or codec, "is_delta", False))
     first = _codec(key, direction) if is_delta else None
-    return Channel(codec, first, is_delta, bool(getattr(spec, "has_residual", False)))
+    has_residual = is_mixed or bool(getattr(spec, "has_residual", False))
+    return Channel(codec, first, is_delta, has_residual, is_mixed)

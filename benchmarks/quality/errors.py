@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quality.boundary import AnyCodec
+from benchmarks.quality.former import parse_former
 from benchmarks.quality.models import CutModel, Regime, steps
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
@@ -97,7 +98,7 @@ def _probe(model: CutModel, task: Task) -> dict[int, tuple[Tensor, Tensor]]:
 
 def _error_and_bits(name: str, tensors: list[Tensor]) -> tuple[float, float]:
     """Mean relative error, and mean bits a value with all headers."""
-    codec: AnyCodec = parse_published(name) or parse(name)
+    codec: AnyCodec = parse_published(name) or parse_former(name) or parse(name)
     errors, bits = [], []
     for x in tensors:
         encoded = codec.encode(x.contiguous())

@@ -27,7 +27,7 @@ from benchmarks.quality.models import regime_of, steps
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
 from swarm_ft.codec.basis import learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 
 CODECS = "q1+z,q0.85+z+book,q1+z+book,q1.25+z,q1.25+z+book,q1.5+z"
 ENTRIES = (64, 256, 1024)
@@ -186,7 +186,7 @@ def bits_of(x: Tensor, predicted: Tensor, size: float) -> tuple[float, float]:
             if basis is None:
                 encoded = alone.encode(sample)
             else:
-                encoded = along_codebook.with_basis(basis).encode(sample, base)
+                encoded = along_codebook.with_side_info(basis).encode(sample, base)
             bits += 8 * len(encoded.to_bytes())
     return bits / x.numel(), basis_bits / x.numel()
 

@@ -19,7 +19,7 @@ from benchmarks.quality.boundary import Channel, Cuts, channel_of
 from benchmarks.quality.configs import DEFAULT_EPOCHS, parse_config
 from benchmarks.quality.models import regime_of, steps
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
-from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.codec.spec import Direction
 
 CODECS = "q1t+z,q1t+d+z,q1f+d+z,q1.5t+d+z,q2t+d+z,q1t+d+z+ef21@q1t+d+z,q1t+d+z+last@q1t+d+z"
 Visit = tuple[int, int, Tensor]

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from benchmarks.quality.boundary import Tally
 from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.codec.spec import parse_dp_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.ids import StepNumber
 from swarm_ft.peer.reduce.gradient_coder import GradientCoder, Residuals
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import (
     Division,
     EncodeShare,
@@ -20,7 +21,6 @@ from swarm_ft.protocol.messages.reduction import (
     SumShares,
     TakeSum,
 )
-from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 
 NUM_REPLICAS = 2
 

@@ -25,7 +25,7 @@ from benchmarks.quality.table import row
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.ids import BlockIndex
-from swarm_ft.peer.boundary.bases import BasisKey, BasisKind
+from swarm_ft.peer.boundary.side_info import SideInfoKey, TensorKind
 
 SAMPLES = 8
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 0.0)
@@ -92,8 +92,8 @@ def _activations(model: CutModel, task: Task) -> list[Tensor]:
 
 def _visit(channel: Channel, sample: int, x: Tensor) -> Visit:
     codec = cast(DirectionalCodec, channel.codec)
-    basis = channel.learner.bases.get(BasisKey(BlockIndex(0), BasisKind.CHANGE))
-    return codec.with_basis(basis), x, channel.base_of(sample, x)
+    basis = channel.learner.bases.get(SideInfoKey(BlockIndex(0), TensorKind.CHANGE))
+    return codec.with_side_info(basis), x, channel.base_of(sample, x)
 
 
 def mean_cost(pairs: list[Visit], share: float) -> Cost:

@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.lab.homes import Home, Internet
 from benchmarks.slow_network.work import Measured, Trial, Work
-from swarm_ft.identity.roles import Role
-from swarm_ft.protocol.spec.codec_spec import (
+from swarm_ft.codec.spec import (
     CodecName,
     CodecSpec,
     Direction,
@@ -25,6 +24,7 @@ from swarm_ft.protocol.spec.codec_spec import (
     parse_dp_spec,
     parse_key_spec,
 )
+from swarm_ft.identity.roles import Role
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.stage.checkpoint import open_checkpoint
 
@@ -139,21 +139,20 @@ def _waited_for_bytes(codec: str, way: Direction, work: Work) -> float | None:
         return None
     spec = parse_codec_spec(codec, way)
     values = work.micro_batch_size * work.tokens * work.channels
-    return values * bits_per_value(spec, work.tokens, work.channels) / 8
+    return values * bits_per_value(spec) / 8
 
 
-def bits_per_value(spec: CodecSpec, tokens: int, channels: int) -> float:
+def bits_per_value(spec: CodecSpec) -> float:
     """Estimate the bits of a value of a sample from its codec's name.
 
     Steps, headers and tables are left out: they are some hundredths of a bit.
 
     - `none`, `fp16`, `bf16`: 32 and 16; an entropy stage is taken to save nothing.
-    - `qB`, `aqB`, `hqB`: B; with `+z` that is a rate already.
+    - `qB`, `aqB`: B; with `+z` that is a rate already.
     - `topK`, `aqtopK`: of every hundred values K take 16 bits and their place, which is
       2 + log2(100 / K) bits by Elias and Fano, or one for each value, whichever is less.
     - `qcS`: the entropy of a normal value on a grid of S times its spread, log2(sqrt(2 pi e) / S).
     - `aqcS`: the same, which is the most that a change takes that spreads less than the value.
-    - `lowrankR`: R pairs of vectors in 8 bits.
     - `qkS`, `aqkS`: what they took where models were trained; whatever is emulated.
     """
     match spec.name:
@@ -164,8 +163,6 @@ def bits_per_value(spec: CodecSpec, tokens: int, channels: int) -> float:
             return max(0.0, math.log2(math.sqrt(2 * math.pi * math.e) / spec.number))
         case CodecName.QK | CodecName.AQK:
             return spec.usual_bits
-        case CodecName.LOWRANK:
-            return spec.number * 8 * (tokens + channels) / (tokens * channels)
         case _:
             return spec.number
 

@@ -23,9 +23,9 @@ from swarm_ft.api.keyword_errors import keyword_errors
 from swarm_ft.client.export import assemble
 from swarm_ft.client.result import write_result_files
 from swarm_ft.codec.batches import CompressedBoundary
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import BadOption, BadSnapshot, MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import split_evenly
 from swarm_ft.protocol.spec.options import build, by_names
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS, RunSpec, TrainOptions, TrainSpec

@@ -18,12 +18,12 @@ from pathlib import Path
 from swarm_ft.buffers.memory import Visits
 from swarm_ft.buffers.records import NOWHERE, BufferKey, End, Index
 from swarm_ft.buffers.slab import PAGE_BYTES, Slab, SlabError, SlabIdentity, SlotTable, run_of
+from swarm_ft.digest import digest_of
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import BlockIndex, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import private_folder
-from swarm_ft.protocol.spec.digest import digest_of
-from swarm_ft.systems import binary_flags, lock_file
+from swarm_ft.systems import lock_file
 
 # ---- the directory of a peer's buffers: one folder a run, one process at a time
 
@@ -67,7 +67,7 @@ class BufferDirectory:
         self.own = path / f"{_RUN_PREFIX}{name}"
         try:
             private_folder(path)
-            self._lock = os.open(path / "lock", binary_flags(os.O_RDWR | os.O_CREAT), 0o600)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 if not lock_file(self._lock):
                     raise BadOption(

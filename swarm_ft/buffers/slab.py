@@ -23,12 +23,12 @@ import xxhash
 
 from swarm_ft.buffers.memory import Visits
 from swarm_ft.buffers.records import BufferKey, BufferRecord, End, samples_of
+from swarm_ft.digest import DIGEST_BYTES
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.private_files import FILE_MODE, make_private
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.sealing import SEAL_BYTES, Sealer
-from swarm_ft.systems import binary_flags, read_at, write_all
+from swarm_ft.systems import write_all
 
 # ---- the checksum of records on disk: XXH3 of 128 bits
 #
@@ -259,7 +259,7 @@ class Slab:
         self._owner, self._seed = owner, owner.seed
         self.slot_bytes = owner.slot_bytes(payload_bytes)
         self._stored_bytes = owner.stored_bytes(payload_bytes)
-        self._file = os.open(path, binary_flags(os.O_RDWR | os.O_CREAT), FILE_MODE)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             make_private(path)
             self._check_first_page()
@@ -269,7 +269,7 @@ class Slab:
 
     def _check_first_page(self) -> None:
         expected = self._first_page()
-        found = read_at(self._file, PAGE_BYTES, 0)
+        found = os.pread(self._file, PAGE_BYTES, 0)
         if not found:
             write_all(self._file, [expected], 0)
         elif found != expected:
@@ -299,7 +299,7 @@ class Slab:
     def scan(self) -> Iterator[tuple[int, SlotHead]]:
         """Yield all slots whose heads are intact; payloads are not read."""
         for slot in range(self.num_slots):
-            head = self._parse(read_at(self._file, _HEAD_BYTES, self._offset(slot)))
+            head = self._parse(os.pread(self._file, _HEAD_BYTES, self._offset(slot)))
             if head is not None:
                 yield slot, head
 
@@ -324,9 +324,9 @@ class Slab:
         """Read and verify a record; return `Broken` with a reason if it is not intact."""
         offset = self._offset(slot)
         try:
-            head = self._parse(read_at(self._file, _HEAD_BYTES, offset))
+            head = self._parse(os.pread(self._file, _HEAD_BYTES, offset))
             most = head.stored_bytes if head is not None else 0
-            stored = read_at(self._file, min(most, self._stored_bytes), offset + _HEAD_BYTES)
+            stored = os.pread(self._file, min(most, self._stored_bytes), offset + _HEAD_BYTES)
         except OSError as error:
             return Broken(f"cannot be read: {error}")
         if head is None:

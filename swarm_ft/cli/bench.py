@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from swarm_ft.cli.codec_speed import SpeedRow
-    from swarm_ft.protocol.spec.codec_spec import CodecSpec
+    from swarm_ft.codec.spec import CodecSpec
 
 _MAX_VALUES = 1 << 28
 """Largest number of values in a tensor: a gigabyte of float32, and several are alive at once."""
@@ -82,7 +82,7 @@ def codec(codecs: str | None, shapes: str, repeats: int, reference: bool, as_jso
 
 
 def _specs(codecs: str | None) -> list[CodecSpec]:
-    from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+    from swarm_ft.codec.spec import Direction, parse_codec_spec
 
     if codecs is None:
         from swarm_ft.cli.codec_speed import DEFAULT_CODECS

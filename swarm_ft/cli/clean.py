@@ -70,7 +70,7 @@ def clean(
         elif not dry_run:
             if not is_confirmed:
                 _confirm(with_keys=with_keys)
-            locks.close()  # Windows cannot delete an open file.
+            locks.close()
             _delete(found)
             click.echo(f"deleted {format_size(sum(one.num_bytes for one in found))}")
     if with_keys and not dry_run and not has_running:

@@ -20,10 +20,10 @@ from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.kernels.reference import ReferenceKernels
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
+from swarm_ft.codec.spec import CodecSpec
 
 DEFAULT_CODECS = (
-    "none,fp16,bf16,q2,q4,q8,aq2,aq3,aq4,aq4c,hq4,top10,aqtop10,lowrank16,"
+    "none,fp16,bf16,q2,q4,q8,aq2,aq3,aq4,aq4c,top10,aqtop10,"
     "q2+z,q4+z,aq2+z,aq4+z,aqc0.5,aqk0.5,fp16+z"
 )
 _GIGA = 1e9
@@ -114,7 +114,7 @@ def _with_basis(codec: DirectionalCodec, x: Tensor, base: Tensor) -> tuple[Codec
     drawn = torch.randn(tokens, count, generator=generator).to(x.device) * spreads
     rows = drawn @ directions.T.to(x.device)
     sent = base + rows if codec.spec.is_delta else rows
-    return codec.with_basis(learn_basis([rows.cpu()], codec.step_of(sent))), sent, base
+    return codec.with_side_info(learn_basis([rows.cpu()], codec.step_of(sent))), sent, base
 
 
 def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) -> SpeedRow:

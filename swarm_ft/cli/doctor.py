@@ -27,7 +27,6 @@ from swarm_ft.cli.options import examples, json_flag, log_option
 from swarm_ft.cli.running import run_async
 from swarm_ft.cli.swarm_options import parse_invite_argument
 from swarm_ft.errors import BadOption
-from swarm_ft.private_files import HAS_MODES
 from swarm_ft.protocol.spec.sizes import format_size
 from swarm_ft.systems import sync_data
 
@@ -208,7 +207,7 @@ def _key(path: Path) -> Finding:
     from swarm_ft.identity.keys import key_at, name_of
     from swarm_ft.reach.doctor import Finding, Verdict
 
-    if HAS_MODES and path.stat().st_mode & 0o077:
+    if path.stat().st_mode & 0o077:
         return Finding("key", Verdict.BAD, f"other users can read {path}", f"chmod 600 {path}")
     try:
         name = name_of(key_at(path).public_key())

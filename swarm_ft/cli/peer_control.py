@@ -101,10 +101,10 @@ class PeerControl:
     async def listening(self, home: Path | None) -> AsyncIterator[None]:
         """Serve requests at the home's socket as long as the context lasts.
 
-        Without a home, or on a system without such sockets, nothing is served.
+        Without a home nothing is served.
         """
         path = home / SOCKET if home is not None else None
-        if path is None or not systems.HAS_SOCKET_PATHS:
+        if path is None:
             yield
             return
         path.unlink(missing_ok=True)  # A killed peer left it; this process locked the home.

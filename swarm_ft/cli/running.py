@@ -8,13 +8,12 @@ import importlib
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from swarm_ft import log
-from swarm_ft.systems import on_signal, run_loop, stop_signals
+from swarm_ft.systems import STOP_SIGNALS, run_loop
 
 if TYPE_CHECKING:
     from swarm_ft.client.data.progress import Listener, ReadProgress
@@ -121,7 +120,8 @@ def on_stop_signal(stop: Callable[[], object]) -> None:
 
 def on_each_stop_signal(stop: Callable[[signal.Signals], object]) -> None:
     """Replace the handler of all stop signals by `stop`, which gets the signal."""
-    for number in stop_signals():
-        if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
             continue  # The command was started with nohup.
-        on_signal(number, partial(stop, number))
+        loop.add_signal_handler(number, stop, number)

@@ -19,6 +19,7 @@ import torch
 from rich.filesize import decimal
 
 from swarm_ft.codec import from_spec
+from swarm_ft.codec.spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.pipeline import min_microbatches
 from swarm_ft.protocol.machines.step_cost import (
@@ -37,7 +38,6 @@ from swarm_ft.protocol.machines.step_cost import (
 from swarm_ft.protocol.machines.step_time import Bound, Crossing, StageTime, exchanged
 from swarm_ft.protocol.messages.capacity import Costs, Placed, PlacedPeer
 from swarm_ft.protocol.messages.enrolment import name_lookup
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.flops import FORWARD_PART, all_flops, num_outputs, stage_flops
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.quality import num_measured

@@ -30,8 +30,8 @@ from swarm_ft.client.options import (
 from swarm_ft.client.reporting import parse_reporters
 from swarm_ft.client.result import class_lines
 from swarm_ft.client.stop_tokens import stop_token_lines, trained_stop_tokens
+from swarm_ft.digest import DIGEST_BYTES
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import with_adapters

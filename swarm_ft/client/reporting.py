@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 from swarm_ft.client.options import Outputs
 from swarm_ft.client.report import metrics_of
+from swarm_ft.digest import file_stem
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, RunEvent, StepCommitted
-from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.tasks import Task, task_of
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import Attempt, PeerId
 from swarm_ft.protocol.messages.timeline import PeerTimeline, Span, SpanKind, StepTimeline
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 
 # ---- peers' timelines as events of the Chrome trace format, all on the coordinator's clock

@@ -5,90 +5,64 @@
 | module | codecs |
 |---|---|
 | `raw` | none, fp16, bf16 |
-| `narrow` | qB, aqB: fixed-width codes of B bits; hqB |
+| `narrow` | qB, aqB: fixed-width codes of B bits |
 | `wide` | qB+z, aqB+z, qcS, aqcS: entropy-coded quantisers, planned by `wide_plan`; +z of others |
 | `directional` | qkS, aqkS: transform coders along a learned `basis` |
 | `codebook` | +book: a direct codec for the residual of a vector quantiser |
-| `topk`, `lowrank` | topK, lowrankR |
-| `feedback` | aqtopK, +ef21 and +last around a direct codec; +ef, +efmix |
+| `topk` | topK |
+| `feedback` | aqtopK, +ef21 and +last around a direct codec; +ef |
 | `stored` | stored form of buffers |
+
+`side_info` describes the numbers that `directional` and `codebook` learn and that decoders need.
 
 `kernels` implements their arithmetic three times: in plain torch, Numba and Triton.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import importlib
+from typing import TYPE_CHECKING
 
-from swarm_ft.codec.base import Codec
-from swarm_ft.codec.codebook import CodebookCodec
-from swarm_ft.codec.directional import DirectionalCodec
-from swarm_ft.codec.feedback import SHARE_BITS, DeltaCodec, PredictiveCodec, encode_with_feedback
-from swarm_ft.codec.kernels.base import Kernels
-from swarm_ft.codec.lowrank import LowRankCodec
-from swarm_ft.codec.narrow import HadamardCodec, NarrowCodec
-from swarm_ft.codec.raw import BFloat16Codec, Float32Codec, HalfCodec
-from swarm_ft.codec.stored import buffer_bytes, pack_buffer, unpack_buffer
-from swarm_ft.codec.topk import TopKCodec
-from swarm_ft.codec.wide import LosslessCodec, WideCodec
-from swarm_ft.protocol.spec.codec_spec import (
-    Axis,
-    CodecName,
-    CodecSpec,
-    Feedback,
-)
+if TYPE_CHECKING:
+    from swarm_ft.codec.base import Codec
+    from swarm_ft.codec.factory import (
+        from_spec,
+        max_side_info_bytes,
+        read_side_info,
+        side_info_needed,
+    )
+    from swarm_ft.codec.feedback import encode_with_feedback
+    from swarm_ft.codec.stored import buffer_bytes, pack_buffer, unpack_buffer
 
 __all__ = [
     "Codec",
     "buffer_bytes",
     "encode_with_feedback",
     "from_spec",
+    "max_side_info_bytes",
     "pack_buffer",
+    "read_side_info",
+    "side_info_needed",
     "unpack_buffer",
 ]
 
-_GRIDS = (CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC)
-_BYTE_CODECS: dict[CodecName, Callable[[CodecSpec], Codec]] = {
-    CodecName.NONE: Float32Codec,
-    CodecName.FP16: HalfCodec,
-    CodecName.BF16: BFloat16Codec,
-    CodecName.TOP: TopKCodec,
-    CodecName.LOWRANK: LowRankCodec,
+_MODULES = {
+    "Codec": "base",
+    "buffer_bytes": "stored",
+    "encode_with_feedback": "feedback",
+    "from_spec": "factory",
+    "max_side_info_bytes": "factory",
+    "pack_buffer": "stored",
+    "read_side_info": "factory",
+    "side_info_needed": "factory",
+    "unpack_buffer": "stored",
 }
 
 
-def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
-    """Return the codec of a spec.
-
-    Args:
-        spec: Name and parameters of the codec.
-        kernels: Backend of its arithmetic; None chooses the fastest for each tensor's device.
-    """
-    if spec.feedback is Feedback.LAST:
-        plain = from_spec(replace(spec, feedback=Feedback.NONE), kernels)
-        if isinstance(plain, WideCodec):
-            plain = replace(plain, token_bits=SHARE_BITS)
-        return PredictiveCodec(spec, plain)
-    if spec.feedback is Feedback.BOOK:
-        return CodebookCodec(spec, from_spec(replace(spec, feedback=Feedback.NONE), kernels))
-    if spec.name in _GRIDS:
-        return WideCodec(spec, kernels) if spec.entropy else NarrowCodec(spec, kernels)
-    if spec.is_directional:
-        return DirectionalCodec(spec, kernels)
-    if spec.name is CodecName.AQTOP:
-        return DeltaCodec(spec, from_spec(replace(spec, name=CodecName.TOP), kernels))
-    if spec.feedback is Feedback.EF21:
-        return DeltaCodec(spec, from_spec(replace(spec, feedback=Feedback.NONE), kernels))
-    if spec.name is CodecName.HQ:
-        return HadamardCodec(spec, from_spec(_of_tiles(spec), kernels), kernels)
-    plain = _BYTE_CODECS[spec.name](replace(spec, entropy=False))
-    return LosslessCodec(spec, plain, kernels) if spec.entropy else plain
-
-
-def _of_tiles(spec: CodecSpec) -> CodecSpec:
-    # A row of the inner codec is a tile. Fixed-width codes need a scale for each tile. With an
-    # entropy stage one common scale has the smaller error, and contexts separate wide tiles from
-    # narrow ones.
-    axis = Axis.FRAME if spec.entropy else Axis.TOKEN
-    return CodecSpec(CodecName.Q, spec.hundredths, axis, entropy=spec.entropy)
+def __getattr__(name: str) -> object:
+    # The coordinator reads specs of codecs and has no torch, which the codecs themselves need.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.side_info import Learning, Observation, SideInfo, observed
+from swarm_ft.codec.spec import CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 CPU = torch.device("cpu")
 
@@ -144,6 +145,27 @@ class Codec(ABC):
             Finite float32 [tokens, channels] on the value's device, the same bits on every machine.
         """
         return value
+
+    @property
+    def learning(self) -> Learning | None:
+        """Rule by which the codec learns side information; None if it needs none."""
+        return None
+
+    def with_side_info(self, info: SideInfo | None) -> Codec:
+        """Return the codec with side information; with None it encodes without any."""
+        return self
+
+    def observe(self, x: Tensor, base: Tensor | None = None) -> Observation:
+        """Return what `learn` needs of a sample.
+
+        Args:
+            x, base: See `encode`.
+        """
+        return observed(x, base)
+
+    def learn(self, seen: Sequence[Observation]) -> SideInfo | None:
+        """Return side information for tensors like these; None if it would not help."""
+        return None
 
     @abstractmethod
     def max_payload_bytes(self, tokens: int, channels: int) -> int:

@@ -31,13 +31,11 @@ from swarm_ft.codec.base import (
 )
 from swarm_ft.codec.entropy import CLASSES, max_stream_bytes, read_symbols, write_symbols
 from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.side_info import NAME_BYTES, PLAIN
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.spec.digest import fingerprint_of
 
 MAX_DIRECTIONS = 1024
-NAME_BYTES = 4
-PLAIN = bytes(NAME_BYTES)
-"""Name in a frame that needs no basis: it is coded along the channels themselves."""
 _HEADER = struct.Struct("<HIB")
 _CODEBOOK = struct.Struct("<BH")
 _SYMBOL_ZERO = 128
@@ -340,12 +338,6 @@ def max_basis_bytes(channels: int) -> int:
     directions = max_directions(channels)
     coded = max_stream_bytes(directions * (channels + max(channels, 1 << MOST_ENTRY_BITS)))
     return _HEADER.size + _CODEBOOK.size + 2 * channels + 2 * directions + coded
-
-
-def basis_name(payload: bytes) -> bytes:
-    """Return the name of the basis that a frame's payload needs; empty for none."""
-    name = payload[:NAME_BYTES]
-    return b"" if name == PLAIN else name
 
 
 # ---- learning one

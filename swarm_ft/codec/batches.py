@@ -21,18 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarm_ft.codec import (
-    buffer_bytes,
-    encode_with_feedback,
-    from_spec,
-    pack_buffer,
-    unpack_buffer,
-)
+from swarm_ft.codec.factory import from_spec
+from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.codec.kernels import coding_device
+from swarm_ft.codec.spec import Direction, Feedback, parse_codec_spec, parse_key_spec
+from swarm_ft.codec.stored import buffer_bytes, pack_buffer, unpack_buffer
+from swarm_ft.codec.tensor import EncodedTensor
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction, Feedback, parse_codec_spec, parse_key_spec
-from swarm_ft.protocol.spec.digest import fingerprint_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _DIRECT, _KEY, _DELTA = range(3)

@@ -32,8 +32,6 @@ from swarm_ft.codec.base import (
 )
 from swarm_ft.codec.basis import (
     MOST_ENTRY_BITS,
-    NAME_BYTES,
-    PLAIN,
     Basis,
     Codebook,
     with_codebook,
@@ -41,9 +39,10 @@ from swarm_ft.codec.basis import (
 from swarm_ft.codec.entropy import MAX_SCALE
 from swarm_ft.codec.feedback import shrunk_estimate
 from swarm_ft.codec.kernels.base import MIN_SCALE, packed_bytes
+from swarm_ft.codec.side_info import NAME_BYTES, PLAIN, Learning, Observation, SideInfo
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.wide import WideCodec
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 # ---- learning one
 
@@ -52,6 +51,7 @@ _ROWS_AN_ENTRY = 4
 _LEAST_ENTRIES = 16
 LEAST_ROWS = _LEAST_ENTRIES * _ROWS_AN_ENTRY
 """Minimum number of rows to learn a codebook from."""
+_LEARNING = Learning(tokens_a_channel=256, early_every=2, gathers=True, least_rows=LEAST_ROWS)
 _ROUNDS = 8
 _STEP = 1.0
 """Rounding step of an entry's coordinates, relative to the root mean square of its channels.
@@ -131,9 +131,18 @@ class CodebookCodec(Codec):
     inner: Codec
     basis: Basis | None = None
 
-    def with_basis(self, basis: Basis | None) -> CodebookCodec:
+    @property
+    def learning(self) -> Learning:
+        """Rule by which the codec learns codebooks."""
+        return _LEARNING
+
+    def with_side_info(self, info: SideInfo | None) -> CodebookCodec:
         """Return the codec with the codebook of a basis."""
-        return replace(self, basis=basis)
+        return replace(self, basis=info if isinstance(info, Basis) else None)
+
+    def learn(self, seen: Sequence[Observation]) -> Basis | None:
+        """Return a codebook for gradients like these."""
+        return learn_codebook([one.rows.float() for one in seen if one.rows is not None])
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """Return an upper bound of the payload's size."""

@@ -15,8 +15,9 @@ large for a symbol, and the stream of symbols.
 from __future__ import annotations
 
 import math
+import statistics
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -36,7 +37,7 @@ from swarm_ft.codec.base import (
     peak_tensor,
     to_host,
 )
-from swarm_ft.codec.basis import MAX_DIRECTIONS, NAME_BYTES, PLAIN, Basis, powers_of_two
+from swarm_ft.codec.basis import MAX_DIRECTIONS, Basis, learn_basis, powers_of_two
 from swarm_ft.codec.entropy import (
     CLASSES,
     MAX_SCALE,
@@ -61,6 +62,14 @@ from swarm_ft.codec.kernels.base import (
     flip_of,
 )
 from swarm_ft.codec.kernels.base import SLICES as ALL_SLICES
+from swarm_ft.codec.side_info import (
+    NAME_BYTES,
+    PLAIN,
+    Learning,
+    Observation,
+    SideInfo,
+    observed,
+)
 from swarm_ft.codec.spread_tables import (
     SLICES,
     SPREADS,
@@ -68,10 +77,10 @@ from swarm_ft.codec.spread_tables import (
     frequencies,
     nearest_spreads,
 )
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.wide import WideCodec, read_escaped, write_at_scale
 from swarm_ft.codec.wide_plan import FIRST_SYMBOL, LAST_SYMBOL
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 Counts = NDArray[np.int64]
 
@@ -85,6 +94,8 @@ _CONTEXTS = _CENTRE + SLICES
 """Number of contexts; the trellis distinguishes contexts that have equal frequencies here."""
 _FLIP = flip_of(ALL_SLICES)
 _EXACT_BITS = 24
+_LEARNING_OF_VALUES = Learning(tokens_a_channel=64)
+_LEARNING_OF_CHANGES = Learning(tokens_a_channel=128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +111,25 @@ class DirectionalCodec(Codec):
     kernels: Kernels | None = None
     basis: Basis | None = None
 
-    def with_basis(self, basis: Basis | None) -> DirectionalCodec:
+    @property
+    def learning(self) -> Learning:
+        """Rule by which the codec learns bases."""
+        return _LEARNING_OF_CHANGES if self.spec.is_delta else _LEARNING_OF_VALUES
+
+    def with_side_info(self, info: SideInfo | None) -> DirectionalCodec:
         """Return the codec with a basis."""
-        return replace(self, basis=basis)
+        return replace(self, basis=info if isinstance(info, Basis) else None)
+
+    def observe(self, x: Tensor, base: Tensor | None = None) -> Observation:
+        """Return rows of a sample with its step size; see `Codec.observe`."""
+        return observed(x, base, self.step_of(x))
+
+    def learn(self, seen: Sequence[Observation]) -> Basis | None:
+        """Return a basis of these values or changes."""
+        rows = [one.rows.float() for one in seen if one.rows is not None]
+        bases = [one.base.float() for one in seen if one.base is not None]
+        step_size = statistics.fmean(one.step_size for one in seen)
+        return learn_basis(rows, step_size, old_values=bases, has_mean=not self.spec.is_delta)
 
     def step_of(self, x: Tensor) -> float:
         """Return the quantisation step for x, [tokens, channels], or its change.

@@ -20,10 +20,9 @@ from swarm_ft.codec.base import (
     unpacked_numbers,
 )
 from swarm_ft.codec.kernels.base import packed_bytes
-from swarm_ft.codec.topk import largest, num_sent_entries
+from swarm_ft.codec.spec import CodecName, CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec, Feedback
 
 _TINY_SQUARE = 1e-300
 
@@ -193,15 +192,13 @@ def encode_with_feedback(
     """Encode one sample with the error of its earlier messages (error feedback).
 
     For a message c with the decoded value d, the new residual is x + residual - d. All messages and
-    the last residual therefore sum to all inputs, except for rounding. `+ef` sends c(x + residual).
-    `+efmix` takes half of its entries from x and half from the residual (arXiv 2401.07788, section
-    2). The published code of that paper keeps one residual of a batch's shape, so samples receive
-    errors of other samples. Here each call concerns one sample: store residuals by sample, and drop
-    them when messages of the sample are lost.
+    the last residual therefore sum to all inputs, except for rounding. The published code of arXiv
+    2401.07788 keeps one residual of a batch's shape, so samples receive errors of other samples.
+    Here each call concerns one sample: store residuals by sample, and drop them when messages of
+    the sample are lost.
 
     Args:
-        codec: Direct codec with a feedback in its spec. `+efmix` needs `topK`, with or without a
-            lossless stage.
+        codec: Direct codec with a feedback in its spec.
         x: Gradient, float32 [tokens, channels], on any device.
         residual: Residual of the sample's last call, float32 of x's shape; None for zeros.
 
@@ -216,32 +213,8 @@ def encode_with_feedback(
     residual = _checked_residual(residual, x)
     total = x + residual
     checked_peak(peak_of(total))
-    message = total
-    if codec.spec.feedback is Feedback.EFMIX:
-        message = _mixed(x, residual, total, num_sent_entries(codec.spec, x.numel()))
-    encoded, value = codec.encode_and_decode(message)
+    encoded, value = codec.encode_and_decode(total)
     return encoded, total - value
-
-
-def _mixed(x: Tensor, residual: Tensor, total: Tensor, count: int) -> Tensor:
-    """Return a tensor with the entries that `topK` of `count` entries sends.
-
-    The larger half of `count` is for the largest entries of x, the other half for those of the
-    residual; an entry chosen twice gets the sum. Remaining entries (overlapping halves, a residual
-    of zeros) are the largest others of x + residual.
-    """
-    message = torch.zeros(x.numel(), device=x.device)
-    _add_largest(message, x, count - count // 2)
-    _add_largest(message, residual, count // 2)
-    others = torch.where(message == 0, total.reshape(-1), 0)
-    _add_largest(message, others, count - int(message.count_nonzero()))
-    return message.view_as(total)
-
-
-def _add_largest(message: Tensor, part: Tensor, count: int) -> None:
-    if count:
-        places = largest(part, count)
-        message[places] += part.reshape(-1)[places]
 
 
 def _checked_residual(residual: Tensor | None, x: Tensor) -> Tensor:

@@ -12,17 +12,17 @@ from hivemind.compression import CompressionBase, CompressionInfo, serialization
 from hivemind.proto import runtime_pb2
 from torch import Tensor
 
-from swarm_ft.codec import from_spec
+from swarm_ft.codec.factory import from_spec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadCodec, BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
 ROW_VALUES = 1024
 """Values of a row; codecs scale by row, and hivemind's averagers send flat pieces."""
 
 
 class CodecCompression(CompressionBase):  # type: ignore[misc] # hivemind has no types
-    """hivemind compression by a direct codec: q8, q4+z, hq4, top10, fp16, ...
+    """hivemind compression by a direct codec: q8, q4+z, top10, fp16, ...
 
     Args:
         codec: Codec as in `--bw` (docs/reference/codecs.md), without feedback.

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from swarm_ft.codec.batches import BatchDecoder, BatchEncoder
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.spec.codec_spec import Direction
 
 _WORD_BYTES = 4
 

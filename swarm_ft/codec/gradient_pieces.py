@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarm_ft.codec import from_spec
+from swarm_ft.codec.factory import from_spec
+from swarm_ft.codec.sizes import PIECE_ROWS, ROW_VALUES
+from swarm_ft.codec.spec import CodecName, CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.messages.reduction import PIECE_ROWS, ROW_VALUES
-from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Fixed-width scalar quantisers: `qB` and `aqB` with codes of B bits; `hqB` on rotated tiles."""
+"""Fixed-width scalar quantisers: `qB` and `aqB` with codes of B bits."""
 
 from __future__ import annotations
 
@@ -17,75 +17,17 @@ from swarm_ft.codec.base import (
     as_tensor,
     check_finite,
     checked_peak,
-    peak_of,
     read_bfloat16,
     to_device,
     to_host,
 )
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import MIN_SCALE, Kernels, NarrowGrid, Scales, packed_bytes
+from swarm_ft.codec.spec import Axis, CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Axis, CodecSpec
 
 Floats = NDArray[np.float32]
-
-# ---- the codec `hqB`: tiles of a token's channels, rotated so that outliers spread over the tile
-#
-# The payload of one sample is that of `qB` for the rotated values, with one scale for each tile.
-
-TILE = 64
-
-
-@dataclass(frozen=True, slots=True)
-class HadamardCodec(Codec):
-    """Quantiser of Hadamard-rotated tiles, as in TAH-Quant (arXiv 2506.01352), without a buffer.
-
-    A tile is 64 channels of one token, fewer in a narrower model; the last tile of a token is
-    padded with zeros.
-
-    Attributes:
-        inner: Direct codec of [tiles, channels of a tile].
-        kernels: Backend of the arithmetic; None for that of the tensor's device.
-    """
-
-    inner: Codec
-    kernels: Kernels | None = None
-
-    def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """Return an upper bound of the payload's size."""
-        tile, tiles = _tiling(tokens, channels)
-        return self.inner.max_payload_bytes(tiles, tile)
-
-    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
-        checked_peak(peak_of(x))
-        tile, _ = _tiling(*x.shape)
-        # The division comes first, so that no sum of a tile overflows.
-        padded = torch.nn.functional.pad(x, (0, -x.shape[1] % tile)) / tile
-        kernels = self.kernels or kernels_for(x.device.type)
-        rotated = kernels.hadamard(padded, tile).reshape(-1, tile)
-        inner = self.inner.write(rotated)
-        return Payload(inner.data, lambda: self._rotated_back(inner.value(), *x.shape))
-
-    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
-        tokens, channels = encoded.tokens, encoded.channels
-        tile, tiles = _tiling(tokens, channels)
-        inner = EncodedTensor(self.inner.spec, tiles, tile, encoded.payload)
-        return check_finite(
-            self._rotated_back(self.inner.decode(inner, device=device), tokens, channels)
-        )
-
-    def _rotated_back(self, rotated: Tensor, tokens: int, channels: int) -> Tensor:
-        kernels = self.kernels or kernels_for(rotated.device.type)
-        x = kernels.hadamard(rotated.view(tokens, -1), rotated.shape[1])
-        return x[:, :channels].contiguous()
-
-
-def _tiling(tokens: int, channels: int) -> tuple[int, int]:
-    """Return the channels of a tile and the number of tiles."""
-    tile = min(TILE, 1 << (channels - 1).bit_length())
-    return tile, tokens * -(-channels // tile)
-
 
 # ---- the codecs `qB` and `aqB`: B-bit codes of values, or of their change against a buffer
 #

@@ -23,8 +23,8 @@ from swarm_ft.codec.base import (
     read_bfloat16,
     to_host,
 )
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 _HEADER_BYTES = 2
 _PEAK_BITS = 15

@@ -25,9 +25,9 @@ from swarm_ft.codec.base import CPU, as_tensor, checked_peak, checked_sample, to
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import CUT, ONE, Kernels, block_count, packed_bytes
 from swarm_ft.codec.raw import HalfCodec, times_power
+from swarm_ft.codec.spec import CodecName, CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
 
 _HALVES = HalfCodec(CodecSpec(CodecName.FP16, 1600))
 _HEAD = struct.Struct("<hH")

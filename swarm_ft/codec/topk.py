@@ -20,9 +20,9 @@ from torch import Tensor
 
 from swarm_ft.codec.base import Codec, Payload, checked_peak, peak_of, to_device
 from swarm_ft.codec.raw import HalfCodec
+from swarm_ft.codec.spec import CodecName, CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
 
 Positions = NDArray[np.int64]
 Bits = NDArray[np.uint8]

@@ -37,6 +37,8 @@ from swarm_ft.codec.kernels.base import (
     flip_of,
     packed_bytes,
 )
+from swarm_ft.codec.spec import Axis, CodecName, CodecSpec
+from swarm_ft.codec.tensor import TENSOR_HEADER_BYTES, EncodedTensor
 from swarm_ft.codec.wide_plan import (
     FIRST_SYMBOL,
     LAST_SYMBOL,
@@ -55,8 +57,6 @@ from swarm_ft.codec.wide_plan import (
     with_slices,
 )
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import TENSOR_HEADER_BYTES, EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec
 
 # ---- `+z` on codecs whose payload is bytes: lossless compression
 #
@@ -65,7 +65,6 @@ from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec
 # not help; else the number of contexts, the payload's size, and the stream.
 
 _HEADER = struct.Struct("<BI")
-_ELEMENT_BYTES = {CodecName.NONE: 4, CodecName.LOWRANK: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class LosslessCodec(Codec):
 
     def _compressed(self, payload: bytes) -> bytes:
         symbols = as_tensor(payload)
-        stride = _ELEMENT_BYTES.get(self.spec.name, 2)
+        stride = 4 if self.spec.name is CodecName.NONE else 2
         contexts = (torch.arange(len(symbols)) % stride).to(torch.uint8)
         kernels = self.kernels or kernels_for("cpu")
         counts = kernels.histogram(symbols, contexts, stride).numpy()

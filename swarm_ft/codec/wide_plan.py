@@ -35,7 +35,7 @@ from swarm_ft.codec.kernels.base import (
     UNITS,
     Kernels,
 )
-from swarm_ft.protocol.spec.codec_spec import Axis
+from swarm_ft.codec.spec import Axis
 
 Floats = NDArray[np.float64]
 Values = NDArray[np.float32]

@@ -27,6 +27,7 @@ from swarm_ft.coordinator.facts.events import (
 )
 from swarm_ft.coordinator.facts.messages import Message
 from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.digest import digest_of
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.machines.pipeline import PARTS
 from swarm_ft.protocol.messages.client import RunPhase
@@ -45,7 +46,6 @@ from swarm_ft.protocol.messages.control import (
     StepReady,
 )
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.digest import digest_of
 
 TICK_S, ALIVE_S = 0.5, 2.0
 STEPS = 20

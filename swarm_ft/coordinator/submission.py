@@ -20,6 +20,7 @@ from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
 from swarm_ft.coordinator.places import Place
+from swarm_ft.digest import RunningDigest, check_spec_digest
 from swarm_ft.errors import (
     BadDataset,
     BadOption,
@@ -39,7 +40,6 @@ from swarm_ft.protocol.messages.client import (
     SubmitPart,
 )
 from swarm_ft.protocol.spec import sample_rows
-from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, RunSpec
 from swarm_ft.protocol.spec.tasks import task_of

@@ -26,6 +26,7 @@ from swarm_ft.coordinator.members import Roll, contributors
 from swarm_ft.coordinator.plan.learned_costs import left_s_range
 from swarm_ft.coordinator.plan.steps import ends_of
 from swarm_ft.coordinator.reason_texts import as_text, event_in_words, steered, went_back
+from swarm_ft.digest import DIGEST_BYTES
 from swarm_ft.errors import Busy, Unavailable
 from swarm_ft.identity.roles import Caller
 from swarm_ft.ids import BlockIndex, PeerId, RunId, StepNumber
@@ -54,7 +55,6 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.events import SwarmEvent
 from swarm_ft.protocol.messages.reports import BufferCounts, Traffic
 from swarm_ft.protocol.messages.timeline import PeerTimeline
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.member_name import default_name
 from swarm_ft.transport.rules import may_read
 

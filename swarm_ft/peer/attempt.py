@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 
 from swarm_ft import failpoints
+from swarm_ft.codec.spec import Direction, parse_dp_spec
 from swarm_ft.errors import BadCodec, MalformedMessage, OutOfTurn
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId
 from swarm_ft.peer.boundary.coder import FrameCoder
@@ -36,7 +37,6 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.reduction import ReduceHello, Scope
 from swarm_ft.protocol.messages.reports import GradientTraffic, Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import RunSpec, TrainSpec
@@ -134,7 +134,7 @@ class Connections:
     def waits_for(self) -> tuple[PeerId, ...]:
         """Peers whose sums, or else acknowledgements, this stage needs to continue."""
         summing = dict.fromkeys(peer for one in self._reducers for peer in one.waits_for)
-        unanswered = (b.peer_id for b in self.boundaries if not b.is_answered)
+        unanswered = (b.peer_id for b in self.boundaries if not b.is_acknowledged)
         return tuple(summing or unanswered)
 
     async def wait_settled(self) -> None:
@@ -218,7 +218,7 @@ class Connections:
             run_id=assign.run_id,
             boundary=block,
             store=self._state.store,
-            bases=self._state.bases,
+            side_info=self._state.side_info,
             keeps_input=keeps_input,
             device=context.codec_device,
         )

@@ -17,6 +17,7 @@ import numpy as np
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferStore, End
 from swarm_ft.buffers.disk import find_runs, folders_older_than
 from swarm_ft.buffers.records import Samples
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
@@ -24,7 +25,6 @@ from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.messages.control import Assign
 from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet
 from swarm_ft.protocol.spec.bounds import Name
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import RunSpec

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm_ft.buffers import BufferStore
+from swarm_ft.digest import file_stem
 from swarm_ft.errors import InternalError, OutOfMemory, OutOfTurn, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
@@ -33,7 +34,6 @@ from swarm_ft.protocol.messages.control import (
     StageExported,
 )
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore

@@ -41,7 +41,7 @@ from swarm_ft.protocol.machines.link import (
 )
 from swarm_ft.protocol.machines.link_meter import QUIET_S, LinkMeter
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES
-from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame, SharedBasis
+from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame, SideInfoPart
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.control import MAX_MEASURED_LINKS
 from swarm_ft.protocol.messages.link import (
@@ -452,8 +452,8 @@ class PeerLink:
             return
         if isinstance(message, Frame | GradientPiece):
             self._meter.on_written(len(message.tensor.payload))
-        if isinstance(message, SharedBasis):
-            self._meter.on_written(len(message.basis))
+        if isinstance(message, SideInfoPart):
+            self._meter.on_written(len(message.data))
         await self._ends[kind_of(message)].write(message, stream.send)
 
     async def _read(self, stream: LinkStream) -> None:
@@ -566,7 +566,7 @@ class _Outgoing:
 
     def put(self, message: ChannelMessage) -> None:
         """Queue a message."""
-        is_rest = isinstance(message, Frame | GradientPiece | SharedBasis)
+        is_rest = isinstance(message, Frame | GradientPiece | SideInfoPart)
         (self._rest if is_rest else self._answers).append(message)
         if is_rest:
             self.quiet.clear()

@@ -25,6 +25,7 @@ from swarm_ft.buffers import BufferStore
 from swarm_ft.build import described_version
 from swarm_ft.clock import Clock
 from swarm_ft.codec.base import CPU
+from swarm_ft.digest import check_spec_digest
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId
@@ -74,7 +75,6 @@ from swarm_ft.protocol.messages.control import (
     ToPeer,
 )
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.sealing import Sealer

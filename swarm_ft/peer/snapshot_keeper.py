@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
+from swarm_ft.digest import file_stem
 from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.log import get_logger
@@ -35,7 +36,6 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.shard import ChunkList, KeptShard, ShardFile, ShardName
 from swarm_ft.protocol.spec.bounds import Name
-from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.local_files import chunks_of
 from swarm_ft.transfer import Downloader, OfferedShard

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from swarm_ft import failpoints
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import BuffersLost, MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.peer.boundary.coder import FrameCoder
@@ -27,7 +28,6 @@ from swarm_ft.protocol.messages.boundary import Frame, FrameKey
 from swarm_ft.protocol.messages.control import EvalSum, PlanStep
 from swarm_ft.protocol.messages.reports import Traffic, summed_by_boundary
 from swarm_ft.protocol.messages.timeline import SpanKind
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, TrainSpec
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, counts_of, rows_in, samples_in

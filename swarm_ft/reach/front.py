@@ -179,7 +179,7 @@ class Front:
         """
         inner: socket.socket | None = None
         try:
-            inner = await self._inner(remote)
+            inner = self._inner(remote)
             await asyncio.get_running_loop().sock_sendall(inner, first)
         except BaseException:
             stream.close()
@@ -321,11 +321,11 @@ class Front:
             return YES
         return NO
 
-    async def _inner(self, remote: Address) -> socket.socket:
+    def _inner(self, remote: Address) -> socket.socket:
         """Return a connection to this process's gRPC, which learns the remote address."""
         if self._grpc is None:
             raise ConnectionRefusedError("gRPC is not served here")
-        return await self._grpc.connect(endpoint_of(remote))
+        return self._grpc.connect(endpoint_of(remote))
 
     async def _visit(self, sock: socket.socket, first: bytes) -> Visit:
         rest = await receive_exactly(sock, len(MAGIC))

@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
+from swarm_ft.digest import DIGEST_BYTES, digest_of, file_stem
 from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.private_files import atomic_write
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of, file_stem
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 
 VERSION = 1
@@ -36,6 +36,8 @@ _EXTRA = "extra/"
 _BUFFERS = "buffers/"
 _BUFFER_NAMES = f"{_BUFFERS}names"
 _BUFFER_DIGESTS = f"{_BUFFERS}digests"
+SIDE_INFO = "bases/"
+"""Prefix of the names of extra tensors with side information of codecs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

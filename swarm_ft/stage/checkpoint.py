@@ -27,8 +27,8 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from swarm_ft.digest import DIGEST_BYTES, digest_of
 from swarm_ft.errors import BadLayers, BadModel, ModelDiffers, NonFiniteWeights
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import NO_NONCE, Dtype, ModelSpec, TaskKind, TrainOptions
 from swarm_ft.protocol.spec.tasks import Task, task_of

@@ -11,7 +11,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from swarm_ft.protocol.spec.digest import seed_of
+from swarm_ft.digest import seed_of
 from swarm_ft.protocol.spec.sampling import Sampling
 
 

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES
+from swarm_ft.digest import DIGEST_BYTES
 
 PIECE_BYTES = 4 << 20
 _DTYPES = {

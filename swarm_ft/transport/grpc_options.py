@@ -111,7 +111,7 @@ ADVICE = f"for faster links with a delay: sudo sysctl -w {SETTING}=0"
 
 
 def restarts_after_idle(root: Path = Path("/proc/sys")) -> bool:
-    """Whether TCP restarts slowly after a pause; False if unknown, as on macOS and Windows."""
+    """Whether TCP restarts slowly after a pause; False if unknown, as on macOS."""
     try:
         return int((root / SETTING.replace(".", "/")).read_text(encoding="ascii")) != 0
     except (OSError, ValueError):

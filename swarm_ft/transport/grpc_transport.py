@@ -35,7 +35,7 @@ from swarm_ft.transport.grpc_options import (
     refusal,
     server_arguments,
 )
-from swarm_ft.transport.local_places import LocalPlace
+from swarm_ft.transport.local_places import LocalPlace, caller_of
 from swarm_ft.transport.metering import CallMeter, Meter, OnFlood
 from swarm_ft.transport.methods import from_bytes, to_bytes
 from swarm_ft.transport.open_calls import OpenCalls
@@ -433,7 +433,7 @@ class GrpcServer:
         for method, handler in handlers.items():
             self._register(method, handler)
         self._endpoint = ""
-        self._place: LocalPlace | None = None
+        self._is_fronted = False
         self._on_flood: OnFlood = lambda _remote: None
         self._running: dict[asyncio.Task[SwarmError | None], ServerStream[Any, Any]] = {}
         validity = options.credentials.validity if options.credentials else None
@@ -450,8 +450,8 @@ class GrpcServer:
 
     async def start_at(self, place: LocalPlace) -> None:
         """Serve at a local place of this process from now on."""
-        place.is_bound(self._bind(place.to_bind))
-        self._place, self._endpoint = place, place.target
+        self._bind(place.target)
+        self._is_fronted, self._endpoint = True, place.target
         await self._server.start()
         self._open.start()
 
@@ -503,13 +503,9 @@ class GrpcServer:
         return int(self._server.add_secure_port(address, credentials.for_server()))
 
     def _remote(self, peer: str) -> str:
-        """Return the caller's `host:port` from gRPC's text, such as `ipv4:127.0.0.1:5000`.
-
-        Raises:
-            NotAllowed: The call does not come through this process's front.
-        """
-        if self._place is not None:
-            return self._place.caller(peer)
+        """Return the caller's `host:port` from gRPC's text, such as `ipv4:127.0.0.1:5000`."""
+        if self._is_fronted:
+            return caller_of(peer)
         return unquote(peer).partition(":")[2]  # an IPv6 address's brackets are escaped
 
     def _caller(self, method: Method[Any, Any], context: grpc.aio.ServicerContext) -> Caller | None:

@@ -497,6 +497,7 @@ def test_what_was_typed_is_checked_before_torch_is_imported(
     assert not {"torch", "transformers", "hivemind"} & set(modules.split())
 
 
+@pytest.mark.thorough
 def test_a_peer_without_a_run_imports_what_it_uses() -> None:
     code = (
         "import sys; from swarm_ft.cli.running import load; "
@@ -511,6 +512,7 @@ def test_a_peer_without_a_run_imports_what_it_uses() -> None:
     assert not modules & (of_clients | of_runs)
 
 
+@pytest.mark.thorough
 def test_a_command_imports_no_scipy_with_a_run_either() -> None:
     code = (
         "import sys, importlib; from swarm_ft.cli import main; "
@@ -539,6 +541,7 @@ def test_the_first_line_comes_before_the_libraries() -> None:
     assert done.stdout == "starting the peer; libraries take some seconds to load False\n"
 
 
+@pytest.mark.thorough
 def test_libraries_that_were_loaded_end_without_a_word() -> None:
     """Triton's bindings once reported leaks of frozen objects on standard error at the exit."""
     code = "from swarm_ft.cli.running import load; load('swarm_ft.stage.engine')"

@@ -19,28 +19,16 @@ pytestmark = [
 
 TAKEN_AWAY = textwrap.dedent(
     """
-    import asyncio, os, signal, socket, sys
+    import os, socket, sys
     import psutil  # whose part for Linux needs what others' parts do without
-    from asyncio.unix_events import _UnixSelectorEventLoop
 
-    def not_here(loop, *_):
-        signal.set_wakeup_fd(loop._csock.fileno())  # as Windows' loops do when they are made
-        raise NotImplementedError
-
-    for name in ("splice", "pread", "pwrite", "pwritev", "fdatasync", "posix_fallocate"):
+    for name in ("splice", "pwritev", "fdatasync", "posix_fallocate"):
         delattr(os, name)
     del os.memfd_create, socket.TCP_USER_TIMEOUT
-    sys.modules["resource"] = None
-    _UnixSelectorEventLoop.add_signal_handler = not_here
-
-    from swarm_ft import private_files, systems
-
-    systems.HAS_SOCKET_PATHS = private_files.HAS_MODES = False
-    systems.run_loop = asyncio.run
     print("without", file=sys.stderr)
     """
 )
-"""Runs first in each process. (hivemind itself needs uvloop, which so stays where it is.)"""
+"""Runs first in each process."""
 
 
 def losses(shell: Shell) -> list[float]:

@@ -60,6 +60,7 @@ def over_tls(address: str, fingerprint: str) -> tuple[int, str]:
         return answer.status, answer.read().decode()
 
 
+@pytest.mark.thorough
 def test_a_page_for_other_machines_keeps_its_key_over_a_restart(
     shell: Shell, tmp_path: Path
 ) -> None:

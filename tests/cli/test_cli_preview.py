@@ -70,6 +70,7 @@ def test_what_train_would_refuse_is_refused(run_here: RunHere, job: Path) -> Non
     assert "--assistant-only-loss: has no effect where" in done.err
 
 
+@pytest.mark.thorough
 def test_a_dataset_that_no_disk_holds_is_streamed(sample: DemoInput, tmp_path: Path) -> None:
     home = tmp_path / "home"
     command = [sys.executable, "-m", "swarm_ft", "client", "preview", "--json", "--show", "0"]

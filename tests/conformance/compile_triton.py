@@ -96,8 +96,6 @@ def main() -> None:
     for bits in range(1, 9):
         kernels.unpack(kernels.pack(torch.zeros(4096, dtype=torch.uint8), bits), 4096, bits)
     launch_symbols(kernels, 100_001)
-    for tile in (1, 64, 4096):
-        kernels.hadamard(torch.zeros(3, tile), tile)
     fused = [name for name, kernel in compiled.items() if "fma" in kernel.asm["ptx"]]
     sys.stdout.write(json.dumps({"compiled": sorted(compiled), "fused": fused}))
 

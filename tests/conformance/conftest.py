@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+FOLDER = Path(__file__).parent
+TABLE_OF_KERNELS = FOLDER / "test_kernel_vectors.py"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave Triton's interpreter to `make test-codecs`, except for the table of all kernels."""
+    for item in items:
+        is_here = item.path.parent == FOLDER and item.path != TABLE_OF_KERNELS
+        if is_here and "triton" in item.nodeid.partition("[")[2]:
+            item.add_marker(pytest.mark.codecs)
 
 
 @dataclass(frozen=True)

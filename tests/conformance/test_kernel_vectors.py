@@ -74,7 +74,6 @@ def test_table_covers_what_decoders_call() -> None:
         "slice_contexts",
         "shifts_of",
         "decode_symbols",
-        "hadamard",
     }
 
 
@@ -95,8 +94,6 @@ def cases() -> Iterator[Case]:
         for slices in range(1, 5):
             classes = torch.arange(40).remainder(15).to(torch.uint8)
             yield "slice_contexts", f"{slices} slices, seed {seed}", (classes, seed, slices)
-    for tile in (1, 4, 32):
-        yield "hadamard", f"tile {tile}", (torch.randn(2, 32, generator=generator), tile)
 
 
 def some_scales(generator: torch.Generator, rows: int, cols: int) -> Scales:

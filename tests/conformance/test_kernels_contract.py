@@ -591,33 +591,6 @@ def test_histogram_counts(backend: Backend, count: int, num_contexts: int, seed:
     assert torch.equal(counts, expected)
 
 
-# --- Hadamard tiles
-
-
-@FEW
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 8), SEEDS)
-def test_hadamard_is_the_matrix(
-    backend: Backend, rows: int, tiles: int, log_tile: int, seed: int
-) -> None:
-    tile = 1 << log_tile
-    x = torch.randint(-9, 10, (rows, tiles * tile), generator=drawn(seed)).float()
-    matrix = torch.ones(1, 1)
-    for _ in range(log_tile):
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    expected = (x.view(-1, tile) @ matrix).view(x.shape)
-    assert torch.equal(backend("hadamard", x, tile), expected)
-
-
-@FEW
-@given(st.integers(1, 20), st.integers(1, 3), st.integers(0, 8), SEEDS)
-def test_hadamard_adds_in_one_order(
-    fast: Backend, reference: Backend, rows: int, tiles: int, log_tile: int, seed: int
-) -> None:
-    x = torch.randn(rows, tiles << log_tile, generator=drawn(seed)) * 1e3
-    rotated = fast("hadamard", x, 1 << log_tile)
-    assert torch.equal(bits_of(rotated), bits_of(reference("hadamard", x, 1 << log_tile)))
-
-
 # --- sizes
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from swarm_ft.codec.kernels.base import MIN_STATE, SEGMENT, Coded
 from tests.conformance.conftest import Backend
+from tests.draws import draws
 
 FEW = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -141,7 +142,7 @@ def damaged(coded: Coded, damage: str, generator: torch.Generator) -> Coded:
     return Coded(states, torch.tensor([len(words)]), words)
 
 
-@settings(FEW, max_examples=40)
+@settings(FEW, max_examples=draws(40))
 @given(CODED, st.sampled_from(DAMAGES), SEEDS)
 def test_damage_gets_one_verdict(
     fast: Backend, reference: Backend, layout: tuple[int, int, int], damage: str, seed: int

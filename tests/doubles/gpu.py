@@ -38,7 +38,6 @@ _KERNELS = {
     "grid_errors": (3, 0),
     "histogram": (2, 0),
     "encode_symbols": (14, 1),
-    "hadamard": (2, 0),
     "dequantize": (2, 0),
     "unpack_dequantize": (2, 0),
 }

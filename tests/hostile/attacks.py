@@ -18,13 +18,13 @@ from random import Random
 
 from google.protobuf.message import Message
 
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import Unavailable
 from swarm_ft.identity.roles import Role
 from swarm_ft.proto import boundary_pb2, link_pb2, run_pb2, snapshot_pb2
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.control import Assign, FromPeer, PlanStep, StepReady, ToPeer
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec

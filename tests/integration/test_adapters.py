@@ -39,6 +39,7 @@ async def adapter_of(job: Job, directory: Path, layers: list[str]) -> tuple[list
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.thorough
 async def test_the_result_of_a_run_does_not_depend_on_where_the_model_is_cut(
     make_job: MakeJob, tmp_path: Path, model: str
 ) -> None:
@@ -59,6 +60,7 @@ async def test_the_result_of_a_run_does_not_depend_on_where_the_model_is_cut(
     assert after < whole_loss(job.spec.model.reference, job.tokens)
 
 
+@pytest.mark.thorough
 async def test_below_the_blocks_that_train_no_gradients_are_sent(
     make_job: MakeJob, quiet_events: QuietEvents
 ) -> None:
@@ -84,6 +86,7 @@ async def test_below_the_blocks_that_train_no_gradients_are_sent(
         (LORA | UPPER | {"forward_codec": "aq8"}, ["0-3", "3-6", "3-6"], "peer-1"),
     ],
 )
+@pytest.mark.thorough
 async def test_a_newcomer_takes_over_what_trains_alone(
     make_job: MakeJob,
     tmp_path: Path,

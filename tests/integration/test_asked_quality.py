@@ -79,6 +79,7 @@ async def assert_ends_as(
 
 
 @pytest.mark.parametrize("changes", [{}, {"adapter": Adapter.LORA, "lora_r": 4}])
+@pytest.mark.thorough
 async def test_the_codec_follows_what_is_measured(
     make_job: MakeJob, quiet_events: QuietEvents, changes: dict[str, Any]
 ) -> None:
@@ -102,6 +103,7 @@ async def test_the_codec_follows_what_is_measured(
 
 
 @pytest.mark.parametrize("after", [1, 2, 5])
+@pytest.mark.thorough
 async def test_whoever_dies_what_is_measured_is_the_same(
     job: Job,
     quiet_events: QuietEvents,

@@ -12,11 +12,11 @@ import pytest
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
+from swarm_ft.digest import file_stem
 from swarm_ft.errors import BadSnapshot
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.sealing import Sealer, new_key
 from swarm_ft.snapshots.local_files import LocalFiles
@@ -83,6 +83,7 @@ async def finished(swarm: LocalSwarm, run_id: RunId) -> RunStatus:
 
 
 @pytest.mark.parametrize("encrypts", [True, False], ids=["encrypted", "plain"])
+@pytest.mark.thorough
 async def test_only_encrypted_files_tell_nothing(job: Job, tmp_path: Path, encrypts: bool) -> None:
     key = new_key() if encrypts else None
     settings = {"buffer_limits": ON_DISK, "encrypts": encrypts, "journal_key": key}
@@ -128,6 +129,7 @@ async def test_a_shard_of_a_snapshot_opens_with_its_stages_key_alone(
                 reading(LocalFiles(Sealer(wrong, "files")))
 
 
+@pytest.mark.thorough
 async def test_an_encrypted_run_goes_on_after_all_were_gone_and_gives_its_result(
     job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
@@ -195,6 +197,7 @@ async def test_who_was_away_when_it_ended_deletes_its_part_when_it_comes_back(
         await until(lambda: not kept_by(tmp_path, away))
 
 
+@pytest.mark.thorough
 async def test_buffers_of_a_run_that_goes_on_stay(job: Job, tmp_path: Path) -> None:
     away = PeerId("peer-2")
     async with LocalSwarm(tmp_path, LAYERS, buffer_limits=ON_DISK) as swarm:

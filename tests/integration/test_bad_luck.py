@@ -248,6 +248,7 @@ async def test_a_liar_ends_no_run(
     assert losses(events) == losses(await quiet_events(job, LAYERS))
 
 
+@pytest.mark.thorough
 async def test_who_says_that_it_took_its_stage_over_and_did_not_is_no_replica(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:

@@ -61,7 +61,7 @@ def codebooks(monkeypatch: pytest.MonkeyPatch) -> list[Basis | None]:
         found.append(learn_codebook(rows))
         return found[-1]
 
-    monkeypatch.setattr("swarm_ft.peer.boundary.bases.learn_codebook", watched)
+    monkeypatch.setattr("swarm_ft.codec.codebook.learn_codebook", watched)
     return found
 
 
@@ -118,6 +118,7 @@ async def test_streams_that_break_change_nothing(
 
 
 @pytest.mark.parametrize("kind", ["filled", "direct", "gradients", "last gradients"])
+@pytest.mark.thorough
 async def test_nor_where_they_fill_the_pipeline_or_build_on_nothing(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path, kind: str
 ) -> None:
@@ -135,6 +136,7 @@ async def test_nor_where_they_fill_the_pipeline_or_build_on_nothing(
 
 
 @pytest.mark.parametrize(("kind", "after"), [("changes", 2), ("changes", 4), ("gradients", 4)])
+@pytest.mark.thorough
 async def test_a_stage_whose_only_peer_died_goes_back_to_its_snapshot_and_its_bases(
     make_job: MakeJob,
     quiet_events: QuietEvents,
@@ -162,6 +164,7 @@ async def test_a_stage_whose_only_peer_died_goes_back_to_its_snapshot_and_its_ba
 
 
 @pytest.mark.parametrize("after", [1, 5])
+@pytest.mark.thorough
 async def test_a_coordinator_that_is_killed_changes_nothing(
     job: Job, quiet: dict[int, float], tmp_path: Path, after: int
 ) -> None:
@@ -175,6 +178,7 @@ async def test_a_coordinator_that_is_killed_changes_nothing(
     assert losses_by_step(events) == quiet
 
 
+@pytest.mark.thorough
 async def test_a_run_whose_processes_all_died_goes_on_from_its_snapshot(
     job: Job, quiet: dict[int, float], tmp_path: Path
 ) -> None:
@@ -193,6 +197,7 @@ async def test_a_run_whose_processes_all_died_goes_on_from_its_snapshot(
     assert losses_by_step(events) == quiet
 
 
+@pytest.mark.thorough
 async def test_a_newcomer_takes_part_as_a_replica(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
@@ -213,6 +218,7 @@ async def test_a_newcomer_takes_part_as_a_replica(
     assert len(set(exported(tmp_path, "0-2"))) == 1
 
 
+@pytest.mark.thorough
 async def test_a_run_that_is_cut_otherwise_goes_on(job: Job, tmp_path: Path) -> None:
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         await swarm.all_joined()
@@ -231,6 +237,7 @@ async def test_a_run_that_is_cut_otherwise_goes_on(job: Job, tmp_path: Path) -> 
     assert losses_by_step(events).keys() == set(range(NUM_STEPS))
 
 
+@pytest.mark.thorough
 async def test_what_changes_costs_fewer_bytes_along_a_basis_than_along_channels(
     make_job: MakeJob, quiet_events: QuietEvents
 ) -> None:

@@ -62,6 +62,7 @@ class Both:
         return events
 
 
+@pytest.mark.thorough
 async def test_two_owners_runs_train_at_the_same_time_on_the_same_peers(
     jobs: tuple[Job, Job], quiet_events: QuietEvents, tmp_path: Path
 ) -> None:

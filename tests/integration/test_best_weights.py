@@ -85,6 +85,7 @@ async def assert_has_the_best(
 
 
 @pytest.mark.parametrize("layers", [["0-6"], ["0-2", "2-4", "4-6"], ["0-3", "3-6", "3-6"]])
+@pytest.mark.thorough
 async def test_a_swarm_stops_and_gives_the_weights_that_were_the_best(
     job: Job, loop_loss: LoopLoss, tmp_path: Path, layers: list[str]
 ) -> None:

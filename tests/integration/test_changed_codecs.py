@@ -109,6 +109,7 @@ async def watched(
     return events
 
 
+@pytest.mark.thorough
 async def test_the_owner_changes_codecs_while_it_trains(
     job: Job, quiet_losses: QuietLosses, tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ async def test_a_coordinator_that_is_killed_knows_the_codecs_of_the_step_under_w
 
 
 @pytest.mark.parametrize("after", [CHANGE_AT - 1, CHANGE_AT])
+@pytest.mark.thorough
 async def test_a_replica_that_dies_in_a_step_changes_no_bit_of_it(
     plain_job: Job, quiet_losses: QuietLosses, tmp_path: Path, after: int
 ) -> None:

@@ -92,9 +92,9 @@ async def test_compressed_training_stays_close_to_uncompressed(
         ("aq8", "none", "none"),
         ("aq2+z", "q2+z", "q4+z"),
         ("aqc0.5", "q4+ef", "qc0.25"),
-        ("aqtop30", "top10+efmix+z", "hq4"),
-        ("aq1.5c+z", "q3+ef21", "lowrank8"),
-        ("hq3+z", "top30+ef21", "fp16"),
+        ("aqtop30", "top10+ef+z", "q4"),
+        ("aq1.5c+z", "q3+ef21", "q8"),
+        ("q3+z", "top30+ef21", "fp16"),
     ],
 )
 async def test_every_family_of_codecs_trains(

@@ -78,6 +78,7 @@ def bytes_below(events: list[RunEvent], boundaries: Collection[int] = BELOW) -> 
     ]
 
 
+@pytest.mark.thorough
 async def test_after_the_first_visit_nothing_is_sent_below_what_trains(
     job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ async def test_replicas_keep_what_they_were_sent_and_are_sent_the_same_samples(
 
 
 @pytest.mark.parametrize("dies", [0, 1, 2])
+@pytest.mark.thorough
 async def test_what_is_lost_with_a_peer_is_computed_again(
     job: Job, quiet_events: QuietEvents, tmp_path: Path, dies: int
 ) -> None:
@@ -135,6 +137,7 @@ async def test_what_is_lost_with_a_peer_is_computed_again(
     assert (sum(sent[1:]) > 0) == (dies == 2)
 
 
+@pytest.mark.thorough
 async def test_what_went_to_make_room_fails_nobody(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job(num_samples=8, batch_size=8, num_steps=12, **UPPER).ragged()  # an epoch a step
     events = await events_of(job, tmp_path / "kept", STAGES)
@@ -144,6 +147,7 @@ async def test_what_went_to_make_room_fails_nobody(make_job: MakeJob, tmp_path: 
     assert losses_of(again) == losses_of(events)
 
 
+@pytest.mark.thorough
 async def test_who_has_nothing_to_do_any_more_takes_over_layers_above(
     make_job: MakeJob, tmp_path: Path
 ) -> None:

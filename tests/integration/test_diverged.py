@@ -46,6 +46,7 @@ def bad(make_job: MakeJob) -> Job:
     return make_job(num_samples=8, num_steps=24, **fields)
 
 
+@pytest.mark.thorough
 async def test_a_run_that_diverges_ends_and_leaves_its_peers_to_another_owners_run(
     good: Job, bad: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ async def test_members_train_as_those_do_whom_nobody_knows(
     assert losses_of(events) == plain
 
 
+@pytest.mark.thorough
 async def test_newcomers_take_over_and_the_result_is_given_to_its_client(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ async def test_a_trained_swarm_generates_what_its_result_does(
         assert len(set(found)) > 1
 
 
+@pytest.mark.thorough
 async def test_a_text_is_longer_than_samples_and_ends_where_it_is_told_to(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ async def dying_after(
     assert dying
 
 
+@pytest.mark.thorough
 async def test_seeds_say_what_is_drawn(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job("llama", num_steps=2)
     async with LocalSwarm(tmp_path, ["0-6"]) as swarm:
@@ -256,6 +258,7 @@ async def reply_to(stream: MessageStream[ToStage, FromStage], part: ToStage) -> 
     return await stream.receive()
 
 
+@pytest.mark.thorough
 async def test_what_is_no_part_of_a_text_ends_it_and_nothing_else(
     make_job: MakeJob, tmp_path: Path
 ) -> None:

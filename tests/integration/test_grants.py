@@ -178,6 +178,7 @@ class LoneHolderDies:
         return status
 
 
+@pytest.mark.thorough
 async def test_a_run_waits_for_who_may_carry_a_stage_though_a_replica_on_probation_has_it(
     make_job: MakeJob, tmp_path: Path
 ) -> None:

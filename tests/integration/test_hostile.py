@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.hostile import suite
 
 CELLS = (
@@ -13,12 +15,14 @@ CELLS = (
 )
 
 
+@pytest.mark.thorough
 async def test_attacks_come_to_nothing(tmp_path: Path) -> None:
     outcomes = [outcome async for outcome in suite.run_cells(CELLS, tmp_path / "hostile")]
     assert [outcome.cell for outcome in outcomes] == [*CELLS, suite.HONEST_RUNS]
     assert not [outcome for outcome in outcomes if outcome.problem]
 
 
+@pytest.mark.thorough
 async def test_a_swarm_without_a_rule_is_noticed(tmp_path: Path) -> None:
     from tests.hostile.mutations import mutations
 

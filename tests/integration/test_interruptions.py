@@ -36,6 +36,7 @@ async def quiet_losses(aq_job: Job, quiet_events: QuietEvents) -> list[float]:
     return final_losses(await quiet_events(aq_job, LAYERS))
 
 
+@pytest.mark.thorough
 async def test_broken_boundary_streams_change_nothing(
     aq_job: Job, quiet_losses: list[float], tmp_path: Path
 ) -> None:

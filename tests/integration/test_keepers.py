@@ -101,6 +101,7 @@ async def interrupted(
     ],
     ids=["a stage", "a stage, cut anew", "all but who keeps"],
 )
+@pytest.mark.thorough
 async def test_a_run_goes_on_from_what_peers_keep_of_a_stage_that_died(
     job: Job,
     quiet_events: QuietEvents,
@@ -122,6 +123,7 @@ async def test_a_run_goes_on_from_what_peers_keep_of_a_stage_that_died(
     assert not (tmp_path / "snapshots").exists()
 
 
+@pytest.mark.thorough
 async def test_a_job_that_did_not_ask_for_it_is_kept_too(
     make_job: MakeJob,
     quiet_events: QuietEvents,
@@ -141,6 +143,7 @@ async def test_a_job_that_did_not_ask_for_it_is_kept_too(
     assert steps.count(0) == 1, "it did not go back to its beginning"
 
 
+@pytest.mark.thorough
 async def test_all_replicas_of_a_stage_may_die_at_once(
     job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:

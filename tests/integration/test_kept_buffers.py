@@ -65,6 +65,7 @@ async def test_peers_that_come_back_send_changes(job: Job, tmp_path: Path) -> No
     assert 0 in key_frames
 
 
+@pytest.mark.thorough
 async def test_without_a_disk_they_send_everything_anew(job: Job, tmp_path: Path) -> None:
     key_frames, boundaries = await key_frames_after_a_restart(job, tmp_path, None)
     assert key_frames == [BATCH_SIZE * boundaries] * STEPS_PER_EPOCH

@@ -45,6 +45,7 @@ async def leaves(swarm: LocalSwarm) -> None:
     await swarm.kill_peer(LEAVER)
 
 
+@pytest.mark.thorough
 async def test_an_idle_peer_takes_over_from_the_last_of_a_stage_of_a_run_that_is_paused(
     job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:

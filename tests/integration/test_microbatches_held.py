@@ -96,6 +96,7 @@ async def test_memory_decides_how_many_are_in_flight_and_changes_no_bit(
     assert tight == roomy
 
 
+@pytest.mark.thorough
 async def test_a_peer_that_runs_out_of_memory_holds_fewer_and_goes_on(
     make_job: MakeJob, tmp_path: Path, run_out: Callable[[int], list[int]]
 ) -> None:

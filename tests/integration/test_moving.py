@@ -31,6 +31,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("num_keepers", [0, 2], ids=["one place", "keepers"])
+@pytest.mark.thorough
 async def test_what_moved_has_the_same_losses_and_no_step_is_made_again(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path, num_keepers: int
 ) -> None:

@@ -58,6 +58,7 @@ async def trained(
     return losses_of(events), evaluated, dict(weights)
 
 
+@pytest.mark.thorough
 async def test_a_packed_run_equals_one_with_a_document_a_sample(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -73,6 +74,7 @@ async def test_a_packed_run_equals_one_with_a_document_a_sample(
         assert (weight - expected[2][name]).norm() <= RTOL * expected[2][name].norm(), name
 
 
+@pytest.mark.thorough
 async def test_packs_find_their_buffers_in_all_epochs_but_the_first(
     make_job: MakeJob, tmp_path: Path
 ) -> None:

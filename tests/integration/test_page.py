@@ -65,6 +65,7 @@ async def seen(folder: Path, job: Job) -> AsyncIterator[tuple[LocalSwarm, Tab]]:
 
 
 @needs_chromium
+@pytest.mark.thorough
 async def test_the_page_shows_a_run_and_who_dies(tmp_path: Path, job: Job) -> None:
     async with seen(tmp_path, job) as (swarm, tab):
         await tab.until(f"{RUN}.steps > 6 && curve.steps.length > 5 && curve.evals.length > 1")
@@ -114,6 +115,7 @@ async def test_the_page_shows_the_slowest_links_between_stages(tmp_path: Path, j
 
 
 @needs_chromium
+@pytest.mark.thorough
 async def test_the_page_marks_who_pauses_and_who_leaves(tmp_path: Path, job: Job) -> None:
     async with seen(tmp_path, job) as (swarm, tab):
         await tab.until(f"{RUN}.steps > 1 && {RUN}.stages.length === 3")
@@ -168,6 +170,7 @@ async def test_the_page_fits_a_telephone(tmp_path: Path, job: Job) -> None:
 
 
 @needs_chromium
+@pytest.mark.thorough
 async def test_the_page_works_without_a_mouse(tmp_path: Path, job: Job) -> None:
     async with seen(tmp_path, job) as (_, tab):
         await tab.until("curve.steps.length > 3")
@@ -207,6 +210,7 @@ async def test_others_words_are_text(tmp_path: Path, job: Job) -> None:
         assert await tab.look("window.harmed") is None
 
 
+@pytest.mark.thorough
 async def test_metrics_tell_of_a_run(tmp_path: Path, job: Job) -> None:
     async with LocalSwarm(tmp_path, LAYERS) as swarm, page_of(swarm) as found:
         await swarm.all_joined()
@@ -256,6 +260,7 @@ async def test_the_codecs_of_a_run_that_asks_for_a_quality_are_not_to_choose(
 
 
 @needs_chromium
+@pytest.mark.thorough
 async def test_the_owner_steers_a_run_by_keys(tmp_path: Path, job: Job) -> None:
     async with seen(tmp_path, job) as (swarm, tab):
         await tab.until("curve.steps.length > 3")

@@ -104,6 +104,7 @@ def test_what_is_wrong_is_said_before_anything_begins(tmp_path: Path) -> None:
         swarm_ft.serve()
 
 
+@pytest.mark.thorough
 def test_three_roles_by_calls_that_wait(
     sample: DemoInput, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

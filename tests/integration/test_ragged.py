@@ -26,6 +26,7 @@ def job(make_job: MakeJob) -> Job:
     return make_job("llama", num_samples=NUM_SAMPLES, num_steps=9, shuffle=True).ragged()
 
 
+@pytest.mark.thorough
 async def test_three_stages_equal_a_plain_loop(job: Job, tmp_path: Path) -> None:
     async with LocalSwarm(tmp_path, ["0-2", "2-5", "5-6"]) as swarm:
         events = await swarm.train(job.spec, job.samples)
@@ -35,6 +36,7 @@ async def test_three_stages_equal_a_plain_loop(job: Job, tmp_path: Path) -> None
     assert_same_weights(weights, reference)
 
 
+@pytest.mark.thorough
 async def test_the_cut_into_stages_changes_no_bit_of_a_loss(job: Job, tmp_path: Path) -> None:
     losses = []
     for layers in (["0-6"], ["0-1", "1-4", "4-6"]):
@@ -65,6 +67,7 @@ async def test_nothing_is_sent_of_what_pads_a_sample(make_job: MakeJob, tmp_path
         assert sum(one.delta_frames for one in own) == 2 * NUM_SAMPLES
 
 
+@pytest.mark.thorough
 async def test_replicas_share_samples_of_any_length(job: Job, tmp_path: Path) -> None:
     async with LocalSwarm(tmp_path, ["0-3", "0-3", "3-6", "3-6"]) as swarm:
         events = await swarm.train(job.spec, job.samples)

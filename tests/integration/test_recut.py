@@ -86,6 +86,7 @@ async def test_what_never_stopped_has_the_same_losses(
     assert steps.count(0) == steps.count(1) == 1, "those of the snapshot were not done again"
 
 
+@pytest.mark.thorough
 async def test_a_newcomer_reads_all_encrypted_stages_whose_layers_it_takes(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ async def test_a_newcomer_reads_all_encrypted_stages_whose_layers_it_takes(
     ],
     ids=["adapters", "adafactor", "compressed"],
 )
+@pytest.mark.thorough
 async def test_whatever_a_stage_keeps_finds_its_layers(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -122,6 +124,7 @@ async def test_whatever_a_stage_keeps_finds_its_layers(
         assert losses == quiet
 
 
+@pytest.mark.thorough
 async def test_a_run_moves_to_fewer_stages_for_one_that_waits(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ async def with_a_death(directory: Path, job: Job, victim: int, watched: Watched)
         (0, "none", "none"),
     ],
 )
+@pytest.mark.thorough
 async def test_survivors_compute_no_microbatch_twice(
     make_job: MakeJob,
     tmp_path: Path,

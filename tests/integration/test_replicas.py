@@ -40,6 +40,7 @@ async def trained(job: Job, directory: Path, layers: list[str]) -> list[RunEvent
     "layers",
     [["0-3", "0-3", "3-6", "3-6"], ["0-3", "3-6", "3-6", "3-6"], ["0-2", "2-4", "2-4", "4-6"]],
 )
+@pytest.mark.thorough
 async def test_replicas_train_as_one_peer_does(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path, layers: list[str]
 ) -> None:
@@ -60,6 +61,7 @@ async def test_tied_embeddings_stay_tied_over_uneven_replicas(
     assert final_losses(events) == pytest.approx(alone, rel=RTOL)
 
 
+@pytest.mark.thorough
 async def test_compressed_replicas_train_nearly_as_well(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
@@ -74,6 +76,7 @@ async def test_compressed_replicas_train_nearly_as_well(
     assert all(0 < 7 * t.sent_bytes < t.uncompressed_bytes for t in sent)
 
 
+@pytest.mark.thorough
 async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:

@@ -221,6 +221,7 @@ async def test_lossy_sums_of_replicas_leave_the_copies_of_all_stages_one(
 
 
 @pytest.mark.parametrize("adapter", [Adapter.LORA, Adapter.DORA])
+@pytest.mark.thorough
 async def test_beside_adapters_all_stages_hold_them_as_they_were(
     make_job: MakeJob, quiet: Quiet, adapter: Adapter
 ) -> None:
@@ -248,6 +249,7 @@ async def test_streams_that_break_change_no_bit(
     assert broken.after == copies.after
 
 
+@pytest.mark.thorough
 async def test_a_replica_that_dies_leaves_a_swarm_that_trains_on(
     make_job: MakeJob, tmp_path: Path, quiet: Quiet
 ) -> None:
@@ -266,6 +268,7 @@ async def test_a_replica_that_dies_leaves_a_swarm_that_trains_on(
     assert all(len(found) == 1 for found in copies.after.values())
 
 
+@pytest.mark.thorough
 async def test_a_newcomer_takes_a_copy_over_and_stands_in_for_who_dies(
     make_job: MakeJob, tmp_path: Path, quiet: Quiet
 ) -> None:
@@ -290,6 +293,7 @@ async def test_a_newcomer_takes_a_copy_over_and_stands_in_for_who_dies(
     assert all(len(found) == 1 for found in copies.after.values())
 
 
+@pytest.mark.thorough
 async def test_a_stage_whose_only_peer_is_lost_begins_again_and_ends_with_the_same_bits(
     make_job: MakeJob, tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

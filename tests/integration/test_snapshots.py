@@ -42,6 +42,7 @@ async def quiet(job: Job, quiet_events: QuietEvents) -> dict[int, float]:
     return losses_by_step(await quiet_events(job, LAYERS))
 
 
+@pytest.mark.thorough
 async def test_a_lost_stage_goes_back_to_the_newest_snapshot(
     job: Job, quiet: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,11 +48,13 @@ def check(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_no_way_leads_to_a_third_address_of_this_machine() -> None:
     check(outcome(*ATTACK, "127.0.0"))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not has_namespaces(), reason="no right to make a network namespace")
+@pytest.mark.thorough
 def test_no_way_leads_to_any_address_of_the_internet_or_a_house() -> None:
     check(outcome(*EVERY_ADDRESS, *ATTACK, "203.0.113"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.coordinator.journal.journal import VERSION
+from swarm_ft.coordinator.journal.schema import VERSION
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from tests.earlier_files import ALL, BUFFERS, CANCELLED, LAYERS, NUM_STEPS, RUN, SEALED, Earlier

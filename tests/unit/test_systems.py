@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
-import importlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,20 +10,15 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from swarm_ft import private_files, systems
+from swarm_ft import systems
 from swarm_ft.systems import (
     free_memory_bytes,
     lock_file,
-    on_signal,
-    read_at,
     reserve,
-    run_loop,
     socket_parent,
-    stop_signals,
     sync_data,
     write_all,
 )
@@ -46,36 +37,27 @@ def lacks(monkeypatch: pytest.MonkeyPatch) -> Lacks:
     return take
 
 
-@pytest.fixture
-def without_modules(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def take(*names: str) -> None:
-        for name in names:
-            monkeypatch.setitem(sys.modules, name, None)
-
-    return take
-
-
 # ---- files
 
-LACKING = [(), ("pwritev",), ("pwritev", "pwrite", "pread")]
-"""Missing functions of Linux, of an older macOS, and of Windows."""
+LACKING = [(), ("pwritev",)]
+"""Missing functions of Linux, and of an older macOS."""
 
 
-@pytest.mark.parametrize("names", LACKING, ids=["linux", "macos", "windows"])
+@pytest.mark.parametrize("names", LACKING, ids=["linux", "macos"])
 def test_what_is_written_at_a_place_is_read_there(
     tmp_path: Path, lacks: Lacks, names: tuple[str, ...]
 ) -> None:
     lacks(os, *names)
-    file = os.open(tmp_path / "file", systems.binary_flags(os.O_RDWR | os.O_CREAT))
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     write_all(file, [b"abc", b"", b"\r\n\x1a", bytes(10)], 5)
     write_all(file, [b"xy"], 6)
-    assert read_at(file, 4, 4) == b"\0axy"
-    assert read_at(file, 100, 8) == b"\r\n\x1a" + bytes(10)
-    assert read_at(file, 1, 100) == b""
+    assert os.pread(file, 4, 4) == b"\0axy"
+    assert os.pread(file, 100, 8) == b"\r\n\x1a" + bytes(10)
+    assert os.pread(file, 1, 100) == b""
     os.close(file)
 
 
-@pytest.mark.parametrize("names", LACKING, ids=["linux", "macos", "windows"])
+@pytest.mark.parametrize("names", LACKING, ids=["linux", "macos"])
 def test_threads_do_not_disturb_each_others_places(
     tmp_path: Path, lacks: Lacks, names: tuple[str, ...]
 ) -> None:
@@ -85,7 +67,7 @@ def test_threads_do_not_disturb_each_others_places(
     def write_and_read(number: int) -> bool:
         mine = bytes([number]) * 64
         write_all(file, [mine], 64 * number)
-        return read_at(file, 64, 64 * number) == mine
+        return os.pread(file, 64, 64 * number) == mine
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(write_and_read, range(200)))
@@ -100,7 +82,7 @@ def test_a_short_write_goes_on_where_it_ended(
     monkeypatch.setattr(os, "pwrite", lambda f, data, at: lacking_write(f, data[:3], at))
     file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     write_all(file, [b"0123456789", b"abcde"], 0)
-    assert read_at(file, 100, 0) == b"0123456789abcde"
+    assert os.pread(file, 100, 0) == b"0123456789abcde"
     os.close(file)
 
 
@@ -123,36 +105,7 @@ def test_data_are_synced_without_fdatasync(tmp_path: Path, lacks: Lacks) -> None
         sync_data(file.fileno())
 
 
-class _Msvcrt(SimpleNamespace):
-    """Windows' locks of one byte each, until the file is closed."""
-
-    LK_NBLCK = 2
-
-    def locking(self, file: int, mode: int, num_bytes: int) -> None:
-        import fcntl
-
-        assert (mode, num_bytes, os.lseek(file, 0, os.SEEK_CUR)) == (self.LK_NBLCK, 1, 0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PermissionError(13, "Permission denied") from None
-
-
-@pytest.mark.parametrize("has_fcntl", [True, False], ids=["fcntl", "msvcrt"])
-def test_one_has_a_lock_and_others_have_it_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_fcntl: bool
-) -> None:
-    if not has_fcntl:
-        found = importlib.import_module
-        windows = {"fcntl": None, "msvcrt": _Msvcrt()}
-
-        def import_module(name: str) -> object:
-            if name in windows and windows[name] is None:
-                raise ImportError(name)
-            return windows.get(name) or found(name)
-
-        lookup = SimpleNamespace(import_module=import_module)
-        monkeypatch.setattr("swarm_ft.systems.importlib", lookup)
+def test_one_has_a_lock_and_others_have_it_later(tmp_path: Path) -> None:
     one, other = (os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
     assert lock_file(one)
     assert not lock_file(other)
@@ -161,97 +114,7 @@ def test_one_has_a_lock_and_others_have_it_later(
     os.close(other)
 
 
-def test_files_are_kept_where_there_are_no_modes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: Lacks
-) -> None:
-    monkeypatch.setattr(private_files, "HAS_MODES", False)
-    lacks(os, "fchmod", "geteuid")
-    folder = private_files.private_folder(tmp_path / "folder")
-    with (
-        private_files.atomic_write(folder / "file") as partial,
-        private_files.open_private(partial, "wb") as file,
-    ):
-        file.write(b"data")
-    private_files.flush_to_disk(folder / "file")
-    private_files.flush_to_disk(folder)
-    assert (folder / "file").read_bytes() == b"data"
-
-
-# ---- the loop and its signals
-
-
-def test_without_uvloop_work_runs_on_asyncios_loop(without_modules: Callable[..., None]) -> None:
-    ran: list[str] = []
-
-    async def work() -> None:
-        ran.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
-
-    run_loop(work())
-    without_modules("uvloop")
-    run_loop(work())
-    assert ran == ["uvloop", "asyncio"]
-
-
-@pytest.mark.parametrize("has_handlers", [True, False], ids=["posix", "windows"])
-def test_a_signal_calls_what_it_should_and_ends_nothing(
-    monkeypatch: pytest.MonkeyPatch, has_handlers: bool
-) -> None:
-    def refuse(*_: object) -> None:
-        raise NotImplementedError
-
-    if not has_handlers:
-        monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", refuse)
-    before = signal.getsignal(signal.SIGTERM)
-
-    async def work() -> None:
-        came = asyncio.Event()
-        on_signal(signal.SIGTERM, came.set)
-        for _ in range(2):
-            signal.raise_signal(signal.SIGTERM)
-            await came.wait()
-            came.clear()
-
-    try:
-        asyncio.run(work())
-        signal.getsignal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_a_signal_that_comes_when_the_loop_is_gone_does_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: object) -> None:
-        raise NotImplementedError
-
-    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", refuse)
-    before = signal.getsignal(signal.SIGTERM)
-
-    async def work() -> None:
-        on_signal(signal.SIGTERM, pytest.fail)
-
-    try:
-        asyncio.run(work())
-        signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_signals_that_a_system_lacks_are_not_waited_for(lacks: Lacks) -> None:
-    assert signal.SIGHUP in stop_signals()
-    lacks(signal, "SIGHUP")
-    assert stop_signals() == (signal.SIGINT, signal.SIGTERM)
-
-
 # ---- what a process may have
-
-
-def test_without_limits_that_can_be_asked_for_some_files_are_counted_on(
-    without_modules: Callable[..., None],
-) -> None:
-    without_modules("resource")
-    assert systems.raise_open_files(1 << 16) == systems.NO_LIMIT_FILES
-    assert systems.raise_open_files(100) == 100
 
 
 VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
@@ -264,10 +127,11 @@ Pages wired down:                        100000.
 """
 
 
-def test_macos_tells_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(_name: str) -> int:
-        raise ValueError("unrecognized configuration name")
+def unknown(_name: str) -> int:
+    raise ValueError("unrecognized configuration name")
 
+
+def test_macos_tells_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 0, VM_STAT)
 
@@ -276,25 +140,10 @@ def test_macos_tells_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert free_memory_bytes() == 8500 * 16384
 
 
-def test_windows_tells_its_free_memory(monkeypatch: pytest.MonkeyPatch, lacks: Lacks) -> None:
-    def ask(pointer: object) -> int:
-        status = pointer._obj  # type: ignore[attr-defined]  # noqa: SLF001  # ctypes' own word
-        assert status.length == 64
-        status.available = 7 << 30
-        return 1
-
-    lacks(os, "sysconf")
-    kernel32 = SimpleNamespace(GlobalMemoryStatusEx=ask)
-    windll = SimpleNamespace(kernel32=kernel32)
-    monkeypatch.setattr(ctypes, "windll", windll, raising=False)
-    monkeypatch.setattr(subprocess, "run", _no_such_command)
-    assert free_memory_bytes() == 7 << 30
-
-
 def test_a_system_that_tells_nothing_is_one_of_unknown_memory(
-    monkeypatch: pytest.MonkeyPatch, lacks: Lacks
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lacks(os, "sysconf")
+    monkeypatch.setattr(os, "sysconf", unknown)
     monkeypatch.setattr(subprocess, "run", _no_such_command)
     assert free_memory_bytes() is None
 
@@ -327,7 +176,7 @@ class _Options:
 
 @pytest.mark.parametrize(
     ("platform", "options"),
-    [("darwin", [(6, 0x80, 8)]), ("win32", [(6, 5, 8)]), ("plan9", [])],
+    [("darwin", [(6, 0x80, 8)]), ("plan9", [])],
 )
 def test_dead_links_are_noticed_without_linux_option(
     monkeypatch: pytest.MonkeyPatch,
@@ -348,13 +197,10 @@ def test_linux_drops_a_silent_link_in_time() -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7500
 
 
-@pytest.mark.parametrize("is_windows", [False, True])
-def test_nobody_else_listens_at_a_port(monkeypatch: pytest.MonkeyPatch, is_windows: bool) -> None:
-    if is_windows:
-        monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", -5, raising=False)
+def test_a_port_is_held_although_connections_linger_there() -> None:
     sock = _Options()
     systems.hold_port(sock)  # type: ignore[arg-type]
-    assert sock.set == [(socket.SOL_SOCKET, -5 if is_windows else socket.SO_REUSEADDR, 1)]
+    assert sock.set == [(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)]
 
 
 # ---- secrets in a command line

@@ -439,16 +439,6 @@ class Kernels(Protocol):
                 needs frequencies. 0 for no change.
         """
 
-    def hadamard(self, x: Tensor, tile: int) -> Tensor:
-        """Multiply each run of `tile` values, a power of two, by the Hadamard matrix of +-1.
-
-        The butterflies go in the order of strides 1, 2, 4, ...; exact for integers below 2^24.
-
-        Args:
-            x: float32 [rows, n tile].
-            tile: Values of a run.
-        """
-
     # ---- stored buffers: a scale for every channel, times one for every block of a token
     #
     # Both ends must pack a buffer to the same bytes. Every value is therefore exact or correctly

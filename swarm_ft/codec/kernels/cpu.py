@@ -246,13 +246,6 @@ class NumbaKernels(Kernels):
         is_intact = cpu_entropy.decode(of_coder, of, slots, flip, symbols)
         return torch.from_numpy(symbols), bool(is_intact)
 
-    def hadamard(self, x: Tensor, tile: int) -> Tensor:
-        if tile < 1 or tile & (tile - 1) or x.shape[1] % tile:
-            raise ValueError(f"tile: expected a power of two that divides rows, got {tile}")
-        y = np.empty(x.shape, np.float32)
-        cpu_grid.hadamard(_array(x).reshape(-1, tile), y.reshape(-1, tile))
-        return torch.from_numpy(y)
-
     def magnitudes(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sums, counts = (np.zeros(x.shape[1], np.int32) for _ in range(2))
         largest = np.zeros(1, np.int32)

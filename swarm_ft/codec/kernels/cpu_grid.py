@@ -396,9 +396,8 @@ def dequantize_wide(
             x[t, c] = value
 
 
-# ---- packing of codes into bit planes, and the Hadamard transform of tiles
+# ---- packing of codes into bit planes
 
-_U64 = np.uint64
 _BLOCK = 4096
 """Bytes of a plane that stay in the first-level cache while their codes arrive part by part."""
 
@@ -464,38 +463,6 @@ def unpack_plane(plane: Bytes, width: int, shift: int, codes: Bytes) -> None:
             for j in range(part_of.size):
                 bits = _U8(_U8(block[j] >> right) & mask)
                 part_of[j] = _U8(part_of[j] | _U8(bits << _U8(shift)))
-
-
-@part
-def _butterflies(source: Floats, target: Floats) -> None:
-    """Write sums of neighbours to the first half and differences to the second.
-
-    This moves the lowest bit of an index to the top, so the next pass has the next stride, and
-    after all passes each value is in its place. Every pass is therefore the same long loop.
-    """
-    half = source.size // 2
-    sums, differences = target[:half], target[half:]
-    for i in range(half):
-        first, second = source[_U64(2 * i)], source[_U64(2 * i + 1)]
-        sums[i] = first + second
-        differences[i] = first - second
-
-
-@compiled
-def hadamard(x: Floats, y: Floats) -> None:
-    """Compute `Kernels.hadamard` on float32 [tiles, tile]."""
-    tile, passes = x.shape[1], 0
-    while 1 << passes < tile:
-        passes += 1
-    buffers = np.empty((2, tile), np.float32)
-    for t in range(x.shape[0]):
-        source = x[t]
-        for k in range(passes):
-            target = y[t] if k == passes - 1 else buffers[k & 1]
-            _butterflies(source, target)
-            source = target
-        if passes == 0:
-            y[t] = source
 
 
 # ---- stored buffers: multiples of a channel's scale times a block's

@@ -188,9 +188,6 @@ _CHUNK = 4096
 _CHUNKS = 4
 _CONTEXTS_AT_ONCE = 16
 """Number of contexts whose counts fit into a program's registers."""
-_ROTATED = 1024
-_MOST_ROTATED = 4096
-"""Minimum and maximum number of values that a program rotates."""
 
 
 @triton.jit
@@ -282,23 +279,6 @@ def _histogram(
     tl.atomic_add(counts + place, seen.to(tl.int64), mask=is_some, sem="relaxed")
 
 
-@triton.jit
-def _hadamard(
-    y: tl.tensor, x: tl.tensor, count: tl.tensor, stages: tl.constexpr, log_block: tl.constexpr
-) -> None:
-    """Apply butterflies of strides 1 to 2^(stages - 1) to a block, viewed as a hypercube."""
-    block: tl.constexpr = 1 << log_block
-    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    cube = tl.reshape(tl.load(x + at, mask=at < count, other=0.0), [2] * log_block)
-    for i in tl.static_range(stages):
-        bits = cube.to(tl.int32, bitcast=True)
-        both = tl.sum(bits, axis=log_block - 1 - i, keep_dims=True)
-        other = (both - bits).to(tl.float32, bitcast=True)
-        is_second = tl.reshape(tl.arange(0, 2), [1] * (log_block - 1 - i) + [2] + [1] * i) == 1
-        cube = tl.where(is_second, other - cube, cube + other)
-    tl.store(y + at, tl.reshape(cube, [block]), mask=at < count)
-
-
 class TritonKernels(TritonTrellis):
     """Backend for CUDA tensors."""
 
@@ -367,16 +347,3 @@ class TritonKernels(TritonTrellis):
         with device_of(contexts):
             _decode[(segments,)](symbols, is_intact, *read, *rest, num_warps=1, **EXACT)
         return symbols, bool(is_intact.all())
-
-    def hadamard(self, x: Tensor, tile: int) -> Tensor:
-        x = x.contiguous()
-        y, inside = torch.empty_like(x), min(tile, _MOST_ROTATED)
-        block = max(inside, _ROTATED)
-        stages, log_block = inside.bit_length() - 1, block.bit_length() - 1
-        with device_of(x):
-            _hadamard[(triton.cdiv(x.numel(), block),)](y, x, x.numel(), stages, log_block, **EXACT)
-        while inside < tile:
-            pairs = y.view(-1, 2, inside)
-            y = torch.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1)
-            inside *= 2
-        return y.view(x.shape)

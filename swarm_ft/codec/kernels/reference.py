@@ -220,14 +220,6 @@ class ReferenceKernels(Kernels):
         flips = shifts * flip_of(coding.slices)
         return codes, self.symbols(codes, 0), contexts ^ flips, shifts
 
-    def hadamard(self, x: Tensor, tile: int) -> Tensor:
-        shape, stride = x.shape, 1
-        while stride < tile:
-            pairs = x.reshape(-1, 2, stride)
-            x = torch.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1)
-            stride *= 2
-        return x.reshape(shape)
-
     def _units(self, like: Tensor, grid: Grid) -> Tensor:
         if grid.seed is None:
             return torch.zeros((1, 1), device=like.device)

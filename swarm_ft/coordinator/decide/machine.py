@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from types import MappingProxyType
+from typing import assert_never
 
 from swarm_ft.coordinator.decide import (
     attempts,
@@ -44,6 +45,7 @@ from swarm_ft.coordinator.decide import (
     history,
     losses,
     snapshot_keepers,
+    snapshots,
     steering,
 )
 from swarm_ft.coordinator.decide.contributions import count_sent, write_sent
@@ -99,9 +101,12 @@ from swarm_ft.errors import (
     from_code,
 )
 from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.contribution import ContributionRequest
 from swarm_ft.protocol.messages.control import (
     CaughtUp,
+    ClockProbe,
     FromPeer,
     PeerAlive,
     PeerGoodbye,
@@ -119,6 +124,7 @@ from swarm_ft.protocol.messages.control import (
     StepReady,
 )
 from swarm_ft.protocol.messages.events import Actor, EventKind
+from swarm_ft.protocol.messages.timeline import StepTimeline
 from swarm_ft.protocol.spec.grant import Grant
 
 _NO_RUN = RunId("")
@@ -142,7 +148,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
     snapshot_keepers.reconcile(turn)
     commits.resume_saved_steps(turn)
     commits.resume_waiting_runs(turn)
-    commits.save_leaving_results(turn)
+    snapshots.save_leaving_results(turn)
     losses.reconcile_results(turn)
     drain.reconcile(turn)
     attempts.advance(turn)
@@ -162,18 +168,19 @@ def _take_in(turn: Transition, event: Event) -> None:
             _peer_gone(turn, peer_id, lost, away_since_s=turn.now_s)
         case RunSubmitted():
             turn.save_run(_run_of(event))
-        case RunCancelled() | ResultCollected():
-            _done_with(turn, event)
+        case RunCancelled() | ResultCollected() | TokensLost():
+            _end_for(turn, event)
         case RunPaused() | RunResumed() | RateChanged() | CodecsChanged():
             steering.steer(turn, event)
         case SnapshotWritten() | SnapshotLost():
-            commits.on_snapshot_written(turn, event)
-        case TokensLost(run_id, message):
-            unreadable = Reason(kind=ReasonKind.DATA_UNREADABLE, text=message)
-            _end(turn, run_id, RunPhase.FAILED, unreadable)
+            snapshots.on_snapshot_written(turn, event)
         case Tick(ways):
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _time_passed(turn)
+        case RunAborted():
+            pass  # `decide` handled it
+        case _:
+            assert_never(event)
 
 
 def _run_of(event: RunSubmitted) -> Run:
@@ -218,22 +225,38 @@ def _on_peer_message(turn: Transition, peer_id: PeerId, message: FromPeer) -> No
             _peer_gone(turn, peer_id, left, EventKind.PEER_LEFT, away_since_s=-math.inf)
         case PeerLeaving() | PeerResumed():
             drain.on_message(turn, peer_id, message)
-        case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
-            _ready(turn, run, peer_id, message)
-        case StageOffered() | CaughtUp() if run and _is_current(run, peer_id, message):
-            _handed_over(turn, run, peer_id, message)
+        case StageReady() | StepReady() | StageOffered() | CaughtUp() | StageExported():
+            _on_report(turn, run, peer_id, message)
         case StageFailed():
             _stage_failed(turn, peer_id, message)
         case StageSaved() | StageUnsaved():
-            commits.on_stage_saved(turn, peer_id, message)
+            snapshots.on_stage_saved(turn, peer_id, message)
         case ShardKept() | ShardLost():
             snapshot_keepers.on_message(turn, peer_id, message)
         case PeerAlive():
             _alive(turn, run, peer_id, message)
-        case StageExported() if run:
-            commits.stage_exported(turn, run, peer_id, message)
+        case PeerHello() | StepTimeline() | ClockProbe() | Machine() | ContributionRequest():
+            pass  # `service` handles these; they decide nothing
         case _:
-            pass  # it belongs to an attempt, or a run, that is over
+            assert_never(message)
+
+
+def _on_report(
+    turn: Transition,
+    run: Run | None,
+    peer_id: PeerId,
+    message: StageReady | StepReady | StageOffered | CaughtUp | StageExported,
+) -> None:
+    """Handle a report about a stage; one of a run or an attempt that is over is void."""
+    if run is None:
+        return
+    if isinstance(message, StageExported):
+        commits.stage_exported(turn, run, peer_id, message)
+    elif _is_current(run, peer_id, message):
+        if isinstance(message, (StageReady, StepReady)):
+            _ready(turn, run, peer_id, message)
+        else:
+            _handed_over(turn, run, peer_id, message)
 
 
 def _alive(turn: Transition, run: Run | None, peer_id: PeerId, message: PeerAlive) -> None:
@@ -491,12 +514,15 @@ def _peer_gone(
 # ---- ends
 
 
-def _done_with(turn: Transition, event: RunCancelled | ResultCollected) -> None:
+def _end_for(turn: Transition, event: RunCancelled | ResultCollected | TokensLost) -> None:
     if isinstance(event, RunCancelled):
         by_operator, by_client = ReasonKind.CANCELLED_BY_OPERATOR, ReasonKind.CANCELLED_BY_CLIENT
         kind = by_operator if event.actor is Actor.OPERATOR else by_client
         reason = Reason(kind=kind, actor=event.actor)
         _end(turn, event.run_id, RunPhase.CANCELLED, reason)
+    elif isinstance(event, TokensLost):
+        unreadable = Reason(kind=ReasonKind.DATA_UNREADABLE, text=event.message)
+        _end(turn, event.run_id, RunPhase.FAILED, unreadable)
     else:
         _collected(turn, event.run_id)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.decide import attempts, commits
+from swarm_ft.coordinator.decide import attempts, snapshots
 from swarm_ft.coordinator.facts.events import SnapshotRecord, Transition
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import Run, Snapshot
@@ -95,11 +95,11 @@ def _look_whether_whole(turn: Transition, run: Run) -> None:
         if not has_staying_holder(turn.state, stage):
             staying = num_staying(turn.state)
             no_room = Reason(kind=ReasonKind.NO_KEEPER, layers=(stage.layers,), amount=staying)
-            commits.fail_snapshot(turn, without, snapshot.step, no_room)
+            snapshots.fail(turn, without, snapshot.step, no_room)
             _drop_others(turn, turn.state.runs[run.run_id])
             return
     keeping = replace(run.keeping, took_s=turn.now_s - run.keeping.began_s)
-    commits.complete_snapshot(turn, replace(without, keeping=keeping), snapshot)
+    snapshots.complete(turn, replace(without, keeping=keeping), snapshot)
     _drop_others(turn, turn.state.runs[run.run_id])
 
 
@@ -180,9 +180,9 @@ def _keep_with(turn: Transition, run: Run, snapshot: Snapshot, stage: SavedStage
     if snapshot == run.saving.asked:
         turn.set_run(replace(run, saving=replace(run.saving, asked=changed)))
         return
-    snapshots = tuple(changed if one == snapshot else one for one in run.past.snapshots)
-    turn.set_run(replace(run, past=replace(run.past, snapshots=snapshots)))
-    turn.write(SnapshotRecord(run.run_id, changed, frozenset(one.step for one in snapshots)))
+    kept = tuple(changed if one == snapshot else one for one in run.past.snapshots)
+    turn.set_run(replace(run, past=replace(run.past, snapshots=kept)))
+    turn.write(SnapshotRecord(run.run_id, changed, frozenset(one.step for one in kept)))
 
 
 def _lost(turn: Transition, run: Run, snapshot: Snapshot, stage: SavedStage) -> None:
@@ -190,13 +190,13 @@ def _lost(turn: Transition, run: Run, snapshot: Snapshot, stage: SavedStage) -> 
     reason = Reason(kind=ReasonKind.KEEPERS_GONE, layers=(stage.layers,))
     if snapshot == run.saving.asked:
         run = replace(run, saving=replace(run.saving, asked=None))
-        commits.fail_snapshot(turn, run, snapshot.step, reason)
+        snapshots.fail(turn, run, snapshot.step, reason)
         return
     left = tuple(one for one in run.past.snapshots if one != snapshot)
     run = replace(run, past=replace(run.past, snapshots=left))
     turn.set_run(run)
     turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in left)))
-    commits.fail_snapshot(turn, run, snapshot.step, reason)
+    snapshots.fail(turn, run, snapshot.step, reason)
     begins_there = run.committed_steps == snapshot.step and run.past.trained_steps is None
     if begins_there and not run.attempt.assignments:
         attempts.go_back(turn, turn.state.runs[run.run_id], reason, [stage.layers])

@@ -13,7 +13,9 @@ before its oldest snapshot are dropped.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never
 
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
     RateChanged,
@@ -27,7 +29,6 @@ from swarm_ft.coordinator.facts.state import RateChange, Run
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import CodecChange, RunPhase
 from swarm_ft.protocol.messages.events import Actor, EventKind
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.run_spec import Codecs, forward_codec_of
 
 _WORTH = 1.1
@@ -48,8 +49,10 @@ def steer(turn: Transition, event: RunPaused | RunResumed | RateChanged | Codecs
             _pause(turn, run, actor)
         case RunResumed(_, actor) if run.steering.is_paused:
             _resume(turn, run, actor)
+        case RunPaused() | RunResumed():
+            pass  # it changes nothing
         case _:
-            pass
+            assert_never(event)
 
 
 def _pause(turn: Transition, run: Run, actor: Actor) -> None:
@@ -61,7 +64,7 @@ def _pause(turn: Transition, run: Run, actor: Actor) -> None:
 
 
 def _resume(turn: Transition, run: Run, actor: Actor) -> None:
-    # `commits.look_after_held` follows.
+    # `commits.resume_waiting_runs` follows.
     reason = Reason(kind=ReasonKind.RESUME_REQUESTED, actor=actor)
     run = replace(run, detail=reason, steering=replace(run.steering, is_paused=False))
     _grant(turn, run, EventKind.RUN_RESUMED, reason)

@@ -7,14 +7,13 @@ beside it (`tokens`), so that a transaction has only a few rows and is quick.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -33,7 +32,6 @@ from swarm_ft.coordinator.facts.events import (
     RunRecord,
     SnapshotRecord,
 )
-from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.reputation import FORGOTTEN_AFTER_S, MAX_REST_S, Reputation
 from swarm_ft.coordinator.facts.state import (
@@ -41,49 +39,34 @@ from swarm_ft.coordinator.facts.state import (
     AttemptState,
     CommittedState,
     Measurements,
-    PlannedStep,
-    RateChange,
-    Repartition,
     Run,
     SentTraffic,
-    Snapshot,
-    Steering,
-    SteeringRequest,
 )
 from swarm_ft.coordinator.journal import migrations
+from swarm_ft.coordinator.journal.columns import (
+    reason_of,
+    run_values_of,
+    text_of,
+    text_of_reason,
+    value_of,
+)
 from swarm_ft.coordinator.journal.disk_errors import IN_USE, error_text
-from swarm_ft.coordinator.journal.reason_text import reason_from, text_of
+from swarm_ft.coordinator.journal.history import RunHistory
 from swarm_ft.coordinator.journal.reserve import Reserve
+from swarm_ft.coordinator.journal.schema import SCHEMA, TABLES_OF_RUNS, VERSION
 from swarm_ft.coordinator.journal.schema_version import check_version, copy_beside, version_of
 from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.coordinator.plan.membership import GATHER_S
-from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, SwarmError
-from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
+from swarm_ft.ids import Attempt, PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import FILE_MODE, make_private, open_private
-from swarm_ft.protocol.messages.client import (
-    CodecChange,
-    Evaluated,
-    RunPhase,
-    StepCommitted,
-)
+from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.messages.contribution import Contribution
-from swarm_ft.protocol.messages.control import CommitStep, SavedStage, StageAssignment
+from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.events import EventKind
-from swarm_ft.protocol.messages.reports import (
-    ByteCounts,
-    GradientTraffic,
-    Traffic,
-    summed_by_boundary,
-)
-from swarm_ft.protocol.spec.best import Best, Judged
+from swarm_ft.protocol.messages.reports import summed_by_boundary
 from swarm_ft.protocol.spec.bounds import Name
-from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.microbatch import Microbatch
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
-from swarm_ft.protocol.spec.quality import QualityControl
-from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.earlier import is_earlier, salvaged_spec
 from swarm_ft.sealing import Sealer
@@ -91,59 +74,6 @@ from swarm_ft.systems import lock_file
 
 logger = get_logger(__name__)
 
-VERSION = 11
-"""Version of the tables and of the values in them; see `migrations`."""
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (
-    position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
-    data_digest BLOB NOT NULL, owner TEXT NOT NULL, storage_key BLOB NOT NULL,
-    phase INTEGER NOT NULL, detail BLOB NOT NULL, attempt INTEGER NOT NULL,
-    committed_steps INTEGER NOT NULL, trained_steps INTEGER, stages TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS priorities (
-    run_id TEXT PRIMARY KEY, priority INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS claims (
-    run_id TEXT PRIMARY KEY, name TEXT NOT NULL, weight INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS steerings (
-    run_id TEXT PRIMARY KEY, steering TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS movings (
-    run_id TEXT PRIMARY KEY, moving TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS plans (
-    run_id TEXT PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    microbatches TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS commits (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    loss REAL NOT NULL, learning_rate REAL NOT NULL, clip_factor REAL NOT NULL,
-    grad_norm REAL NOT NULL, num_samples INTEGER NOT NULL,
-    seconds REAL NOT NULL, traffic TEXT NOT NULL, gradients TEXT NOT NULL,
-    state_bytes INTEGER NOT NULL, sent TEXT NOT NULL, all_traffic TEXT NOT NULL,
-    PRIMARY KEY (run_id, step)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS evaluations (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, num_samples INTEGER NOT NULL,
-    eval_loss REAL, compressed_eval_loss REAL, counts TEXT NOT NULL, judged TEXT NOT NULL,
-    traffic TEXT NOT NULL,
-    PRIMARY KEY (run_id, step)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS snapshots (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL, judged TEXT NOT NULL,
-    PRIMARY KEY (run_id, step)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS ledgers (
-    run_id TEXT PRIMARY KEY, boundaries TEXT NOT NULL, peers TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS ledger_chunks (
-    run_id TEXT NOT NULL, chunk INTEGER NOT NULL, holders BLOB NOT NULL,
-    PRIMARY KEY (run_id, chunk)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS standings (
-    peer_id TEXT PRIMARY KEY, times_aside INTEGER NOT NULL, until_unix_s REAL NOT NULL,
-    reason BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS contributions (
-    peer_id TEXT PRIMARY KEY, samples INTEGER NOT NULL, steps INTEGER NOT NULL,
-    seconds REAL NOT NULL, compute_s REAL NOT NULL, sent_bytes INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS sent_traffic (
-    peer_id TEXT PRIMARY KEY, session INTEGER NOT NULL, session_bytes INTEGER NOT NULL,
-    all_bytes INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS events (
-    serial INTEGER PRIMARY KEY, unix_s REAL NOT NULL, kind INTEGER NOT NULL, run_id TEXT,
-    peer_id TEXT, from_step INTEGER, to_step INTEGER, words BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS sealing (proof BLOB NOT NULL);
-"""
 MAX_EVENTS = 10_000
 """Newest events that are kept."""
 _PROOF = b"this journal's key"
@@ -151,18 +81,6 @@ _PROOF = b"this journal's key"
 
 _RunRow = tuple[str, bytes, str, bytes, int, bytes, int, int, int | None, str]
 MAX_REASON_CHARS = 500
-TABLES_OF_RUNS = (
-    "runs",
-    "priorities",
-    "claims",
-    "steerings",
-    "movings",
-    "plans",
-    "commits",
-    "evaluations",
-    "snapshots",
-)
-"""Tables with rows of runs, except those of ledgers."""
 
 
 class Journal:
@@ -349,12 +267,7 @@ class Journal:
                     *self._run_row(run),
                 ),
             )
-            if run.priority != DEFAULT_PRIORITY:
-                row = run.run_id, run.priority
-                self._db.execute("INSERT INTO priorities VALUES (?, ?)", row)
-            if run.claim.name:
-                claimed = run.run_id, run.claim.name, run.claim.weight
-                self._db.execute("INSERT INTO claims VALUES (?, ?, ?)", claimed)
+            self._write_values(run)
 
     def _write_one(self, record: Record) -> None:
         match record:
@@ -384,7 +297,7 @@ class Journal:
                 self._write_state(run)
             case PlanRecord(run_id, step, attempt, microbatches):
                 # The journal stores their samples, and not their routes.
-                samples = json.dumps([batch.samples for batch in microbatches])
+                samples = text_of(tuple(batch.samples for batch in microbatches))
                 row = (run_id, step, attempt, samples)
                 execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row)
             case CommitRecord():
@@ -407,7 +320,7 @@ class Journal:
 
     def _write_snapshot(self, record: SnapshotRecord) -> None:
         run_id, snapshot, execute = record.run_id, record.snapshot, self._db.execute
-        texts = _saved_text(snapshot.stages), _judged_text(snapshot.judged)
+        texts = text_of(snapshot.stages), text_of(snapshot.judged)
         saved = (run_id, snapshot.step, *texts)
         execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", saved)
         found = execute("SELECT step FROM snapshots WHERE run_id=?", (run_id,)).fetchall()
@@ -428,8 +341,7 @@ class Journal:
     def _write_evaluation(self, record: EvaluationRecord) -> None:
         found = record.evaluated
         losses = found.eval_loss, found.compressed_eval_loss
-        judged, traffic = _judged_text(record.judged), _traffic_text(found.traffic)
-        texts = json.dumps(found.counts), judged, traffic
+        texts = text_of(found.counts), text_of(record.judged), text_of(found.traffic)
         row = (record.run_id, found.step, found.num_samples, *losses, *texts)
         self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
@@ -445,22 +357,13 @@ class Journal:
             " trained_steps=?, stages=? WHERE run_id=?",
             (*self._run_row(run), run.run_id),
         )
-        self._write_steering(run)
-        self._write_moving(run)
+        self._write_values(run)
         if run.phase > RunPhase.FINISHED:
             self._forget_ledger(run.run_id)
 
-    def _write_steering(self, run: Run) -> None:
-        self._db.execute("DELETE FROM steerings WHERE run_id=?", (run.run_id,))
-        if run.steering != Steering():
-            row = (run.run_id, _steering_text(run.steering))
-            self._db.execute("INSERT INTO steerings VALUES (?, ?)", row)
-
-    def _write_moving(self, run: Run) -> None:
-        self._db.execute("DELETE FROM movings WHERE run_id=?", (run.run_id,))
-        if run.moving is not None:
-            row = (run.run_id, _moving_text(run.moving))
-            self._db.execute("INSERT INTO movings VALUES (?, ?)", row)
+    def _write_values(self, run: Run) -> None:
+        self._db.execute("DELETE FROM run_values WHERE run_id=?", (run.run_id,))
+        self._db.executemany("INSERT INTO run_values VALUES (?, ?, ?)", run_values_of(run))
 
     def _roll_back(self, record: RollbackRecord) -> None:
         run_id, execute = record.run_id, self._db.execute
@@ -485,11 +388,11 @@ class Journal:
             step.grad_norm,
             step.num_samples,
             step.seconds,
-            _traffic_text(step.traffic),
-            json.dumps(asdict(step.gradients)),
+            text_of(step.traffic),
+            text_of(step.gradients),
             step.state_bytes,
-            json.dumps(asdict(record.sent)),
-            _traffic_text(record.traffic),
+            text_of(record.sent),
+            text_of(record.traffic),
         )
         self._db.execute(
             "INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row
@@ -503,7 +406,7 @@ class Journal:
         if change.is_new:
             self._forget_ledger(run_id)
         if change.peers is not None:
-            texts = json.dumps(change.boundaries), json.dumps(change.peers)
+            texts = text_of(change.boundaries), text_of(change.peers)
             self._db.execute("INSERT OR REPLACE INTO ledgers VALUES (?, ?, ?)", (run_id, *texts))
         self._db.executemany(
             "INSERT OR REPLACE INTO ledger_chunks VALUES (?, ?, ?)",
@@ -651,47 +554,34 @@ class Journal:
         restarted = Reason(kind=ReasonKind.COORDINATOR_RESTARTED)
         run_id, phase = RunId(name), RunPhase(phase_number)
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
-        assignments = _assignments_of(json.loads(stages))
+        history = RunHistory(self._db, run_id)
+        assignments: tuple[StageAssignment, ...] = value_of(tuple[StageAssignment, ...], stages)
         peers = [assignment.peer_id for assignment in assignments]
         if is_earlier(spec_bytes):  # its migration failed
             raise JournalError(
                 "its RunSpec is of an earlier version, and its tokens, which are torn or gone, do "
                 "not prove it; submit the job again"
             )
-        spec = RUN_SPEC.from_bytes(spec_bytes)
-        last = self._as_of(run_id, committed_steps)
-        # Weights that are not the last have the sums of all steps.
-        newest = last if trained_steps is None else self._as_of(run_id, trained_steps)
+        spec, stored = RUN_SPEC.from_bytes(spec_bytes), history.run_values()
+        steering = stored.get("steering")
+        for change in steering.codecs if steering else ():
+            spec.with_codecs(change.codecs)  # this version may lack a codec of an earlier one
         past = CommittedState(
             committed_steps=committed_steps,
             committers=frozenset(peers),
             # Their hellos correct this.
             exported=MappingProxyType(dict.fromkeys(peers if phase is RunPhase.FINISHED else ())),
-            ledger=self._ledger(run_id, spec.num_buffered_samples),
-            judged=self._judged(run_id),
-            snapshots=self._snapshots(run_id),
+            ledger=history.ledger(spec.num_buffered_samples),
+            judged=history.judged(),
+            snapshots=history.snapshots(),
             trained_steps=trained_steps,
         )
-        if last is not None and newest is not None:
-            past = replace(
-                past, last_commit=last.last_commit, sent=newest.sent, traffic=newest.traffic
-            )
-        past = replace(
-            past,
-            last_step=next(iter(self.steps(run_id, past.all_steps - 1, 1)), None),
-            last_evaluation=self._last_evaluation(run_id),
-        )
-        # A commit includes the evaluation before it, and no commit follows the last one.
-        for found in self.evaluations(run_id, past.all_steps, past.all_steps + 1):
-            traffic = summed_by_boundary((*past.traffic, *found.traffic))
-            past = replace(past, sent=past.sent + found.sent, traffic=traffic)
+        past = _with_sums(past, history)
         return Run(
             run_id=run_id,
             spec=spec,
             owner=owner,
             storage_key=self._opened(key, f"key {name}"),
-            priority=self._priority(run_id),
-            claim=self._claim(run_id),
             phase=RunPhase.WAITING if under_way else phase,
             detail=restarted if under_way else detail,
             past=past,
@@ -700,161 +590,26 @@ class Journal:
                 assignments=assignments,
                 away_since_s=MappingProxyType(dict.fromkeys(peers, now_s)),
             ),
-            step=self._planned_step(run_id, committed_steps),
-            measured=Measurements(step_seconds=self._step_seconds(run_id)),
-            steering=self._steering(run_id),
-            moving=self._moving(run_id),
+            step=history.planned_step(committed_steps),
+            measured=Measurements(step_seconds=history.step_seconds()),
             gather_until_s=now_s + GATHER_S,
+            **stored,
         )
-
-    def _priority(self, run_id: RunId) -> int:
-        query = "SELECT priority FROM priorities WHERE run_id=?"
-        (priority,) = self._db.execute(query, (run_id,)).fetchone() or (DEFAULT_PRIORITY,)
-        return int(priority)
-
-    def _claim(self, run_id: RunId) -> Claim:
-        query = "SELECT name, weight FROM claims WHERE run_id=?"
-        row = self._db.execute(query, (run_id,)).fetchone()
-        return Claim(*row) if row else NO_CLAIM
-
-    def _as_of(self, run_id: RunId, committed_steps: int) -> Snapshot | None:
-        """Return the run's state at these steps, without stages; None if it is not stored."""
-        row = self._db.execute(
-            "SELECT attempt, clip_factor, learning_rate, sent, all_traffic FROM commits"
-            " WHERE run_id=? AND step=?",
-            (run_id, committed_steps - 1),
-        ).fetchone()
-        if row is None:
-            return None
-        attempt, clip_factor, learning_rate, sent, traffic = row
-        commit = CommitStep(
-            run_id=run_id,
-            attempt=Attempt(attempt),
-            step=StepNumber(committed_steps - 1),
-            clip_factor=clip_factor,
-            learning_rate=learning_rate,
-        )
-        return Snapshot(
-            last_commit=commit,
-            sent=ByteCounts(**json.loads(sent)),
-            traffic=_traffic_from(traffic),
-        )
-
-    def _steering(self, run_id: RunId) -> Steering:
-        query = "SELECT steering FROM steerings WHERE run_id=?"
-        row = self._db.execute(query, (run_id,)).fetchone()
-        return Steering() if row is None else _steering_from(row[0])
-
-    def _moving(self, run_id: RunId) -> Repartition | None:
-        query = "SELECT moving FROM movings WHERE run_id=?"
-        row = self._db.execute(query, (run_id,)).fetchone()
-        return None if row is None else _moving_from(row[0])
-
-    def _judged(self, run_id: RunId) -> Judged:
-        """Return the results of all evaluations."""
-        row = self._db.execute(
-            "SELECT judged FROM evaluations WHERE run_id=? ORDER BY step DESC LIMIT 1", (run_id,)
-        ).fetchone()
-        return _judged_from(row[0]) if row else Judged()
-
-    def _last_evaluation(self, run_id: RunId) -> Evaluated | None:
-        query = "SELECT max(step) FROM evaluations WHERE run_id=?"
-        (step,) = self._db.execute(query, (run_id,)).fetchone()
-        return None if step is None else self.evaluations(run_id, step, step + 1)[0]
-
-    def _snapshots(self, run_id: RunId) -> tuple[Snapshot, ...]:
-        """Return the run's snapshots, by rising step."""
-        found = self._db.execute(
-            "SELECT step, stages, judged FROM snapshots WHERE run_id=? ORDER BY step", (run_id,)
-        ).fetchall()
-        return tuple(
-            replace(known, stages=_saved_from(stages), judged=_judged_from(judged))
-            for step, stages, judged in found
-            if (known := self._as_of(run_id, step))
-        )
-
-    def _planned_step(self, run_id: RunId, committed_steps: int) -> PlannedStep | None:
-        """Return the microbatches of the present step; their routes are not stored."""
-        row = self._db.execute(
-            "SELECT microbatches FROM plans WHERE run_id=? AND step=?", (run_id, committed_steps)
-        ).fetchone()
-        if row is None:
-            return None
-        planned = enumerate(json.loads(row[0]))
-        return PlannedStep(
-            microbatches=tuple(Microbatch(MicrobatchIndex(i), tuple(own)) for i, own in planned)
-        )
-
-    def _step_seconds(self, run_id: RunId) -> tuple[float, ...]:
-        """Return the seconds of the last steps."""
-        found = self._db.execute(
-            "SELECT seconds FROM commits WHERE run_id=? ORDER BY step DESC LIMIT ?",
-            (run_id, MEASURED_STEPS),
-        ).fetchall()
-        return tuple(seconds for (seconds,) in reversed(found))
-
-    def _ledger(self, run_id: RunId, num_samples: int) -> Ledger | None:
-        """Return the holders of the run's buffers, if it has any."""
-        row = self._db.execute(
-            "SELECT boundaries, peers FROM ledgers WHERE run_id=?", (run_id,)
-        ).fetchone()
-        if row is None:
-            return None
-        chunks = self._db.execute(
-            "SELECT chunk, holders FROM ledger_chunks WHERE run_id=?", (run_id,)
-        )
-        return _ledger_from(row, chunks, num_samples)
 
     def steps(self, run_id: RunId, first: int, limit: int) -> tuple[StepCommitted, ...]:
         """Return at most `limit` committed steps of a run, from `first` on."""
         with self._errors_named():
-            found = self._db.execute(
-                "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds, traffic,"
-                " gradients, state_bytes FROM commits WHERE run_id=? AND step>=?"
-                " ORDER BY step LIMIT ?",
-                (run_id, first, limit),
-            ).fetchall()
-        return tuple(_committed_from(row) for row in found)
+            return RunHistory(self._db, run_id).steps(first, limit)
 
     def chosen_steps(self, run_id: RunId, steps: Sequence[int]) -> tuple[StepCommitted, ...]:
         """Return these committed steps of a run, in rising order, without their traffic."""
         with self._errors_named():
-            found = self._db.execute(
-                "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds FROM commits"
-                " WHERE run_id=? AND step IN (SELECT value FROM json_each(?)) ORDER BY step",
-                (run_id, json.dumps(steps)),
-            ).fetchall()
-        return tuple(
-            StepCommitted(
-                step=StepNumber(step),
-                loss=loss,
-                learning_rate=learning_rate,
-                grad_norm=grad_norm,
-                num_samples=num_samples,
-                seconds=seconds,
-            )
-            for step, loss, learning_rate, grad_norm, num_samples, seconds in found
-        )
+            return RunHistory(self._db, run_id).chosen_steps(steps)
 
     def evaluations(self, run_id: RunId, first: int, stop: int) -> tuple[Evaluated, ...]:
         """Return a run's evaluations of weights with `first` to `stop` - 1 steps, in order."""
         with self._errors_named():
-            found = self._db.execute(
-                "SELECT step, num_samples, eval_loss, compressed_eval_loss, counts, traffic"
-                " FROM evaluations WHERE run_id=? AND step>=? AND step<? ORDER BY step",
-                (run_id, first, stop),
-            ).fetchall()
-        return tuple(
-            Evaluated(
-                step=StepNumber(step),
-                num_samples=num_samples,
-                eval_loss=loss,
-                compressed_eval_loss=compressed_loss,
-                counts=tuple(map(int, json.loads(counts))),
-                traffic=_traffic_from(traffic),
-            )
-            for step, num_samples, loss, compressed_loss, counts, traffic in found
-        )
+            return RunHistory(self._db, run_id).evaluations(first, stop)
 
     def data_digest(self, run_id: RunId) -> bytes:
         """Return the digest of all tokens of a run, in their order."""
@@ -867,18 +622,17 @@ class Journal:
 
     def _run_row(self, run: Run) -> tuple[bytes, int, bytes, int, int, int | None, str]:
         """Return the columns of a run that change: key, phase, detail, attempt, steps, stages."""
-        assigned = run.attempt.assignments
-        stages = json.dumps(_hosts(assigned))
+        stages = text_of(run.attempt.assignments)
         key = self._sealed(run.storage_key, f"key {run.run_id}")
         detail = self._sealed_reason(run.detail, f"detail {run.run_id}")
         steps = run.committed_steps, run.past.trained_steps
         return key, run.phase, detail, run.attempt.number, *steps, stages
 
     def _sealed_reason(self, reason: Reason | None, place: str) -> bytes:
-        return self._sealed(text_of(reason).encode(), place)
+        return self._sealed(text_of_reason(reason).encode(), place)
 
     def _opened_reason(self, value: bytes, place: str) -> Reason | None:
-        return reason_from(self._opened(value, place).decode())
+        return reason_of(self._opened(value, place).decode())
 
     def _sealed(self, value: bytes, place: str) -> bytes:
         return value if self._sealer is None else self._sealer.seal(value, place.encode())
@@ -922,152 +676,20 @@ def _keep_private(path: str) -> None:
         return  # SQLite reports the error
 
 
-# ---- values of columns
-
-
-def _committed_from(
-    row: tuple[int, float, float, float, int, float, str, str, int],
-) -> StepCommitted:
-    """Return the step of a commit's row."""
-    step, loss, learning_rate, grad_norm, num_samples, seconds, traffic, gradients, state = row
-    return StepCommitted(
-        step=StepNumber(step),
-        loss=loss,
-        learning_rate=learning_rate,
-        grad_norm=grad_norm,
-        num_samples=num_samples,
-        seconds=seconds,
-        traffic=_traffic_from(traffic),
-        gradients=GradientTraffic(**json.loads(gradients)),
-        state_bytes=state,
+def _with_sums(past: CommittedState, history: RunHistory) -> CommittedState:
+    """Return the committed state with the sums over its steps, and its newest results."""
+    last = history.as_of(past.committed_steps)
+    # Weights that are not the last have the sums of all steps.
+    newest = last if past.trained_steps is None else history.as_of(past.trained_steps)
+    if last is not None and newest is not None:
+        past = replace(past, last_commit=last.last_commit, sent=newest.sent, traffic=newest.traffic)
+    past = replace(
+        past,
+        last_step=next(iter(history.steps(past.all_steps - 1, 1)), None),
+        last_evaluation=history.last_evaluation(),
     )
-
-
-def _steering_text(steering: Steering) -> str:
-    rates = [(change.first_step, change.learning_rate) for change in steering.rates]
-    codecs = [(one.first_step, one.codecs.forward, one.codecs.backward) for one in steering.codecs]
-    fields = {"is_paused": steering.is_paused, "rates": rates, "codecs": codecs}
-    if steering.quality is not None:
-        fields |= {"quality": asdict(steering.quality), "measured_steps": steering.measured_steps}
-    fields["requests"] = [
-        (one.number, one.kind, one.step, text_of(one.reason)) for one in steering.requests
-    ]
-    return json.dumps(fields)
-
-
-def _steering_from(text: str) -> Steering:
-    fields = json.loads(text)
-    rates = tuple(RateChange(StepNumber(step), rate) for step, rate in fields["rates"])
-    codecs = tuple(
-        CodecChange(StepNumber(step), Codecs(forward, backward))
-        for step, forward, backward in fields.get("codecs", ())
-    )
-    quality = fields.get("quality")
-    return Steering(
-        is_paused=fields["is_paused"],
-        rates=rates,
-        codecs=codecs,
-        quality=QualityControl(**quality) if quality else None,
-        measured_steps=fields.get("measured_steps", 0),
-        requests=tuple(
-            SteeringRequest(number, EventKind(kind), step, reason)
-            for number, kind, step, text in fields.get("requests", ())
-            if (reason := reason_from(text)) is not None
-        ),
-    )
-
-
-def _hosts(assignments: Iterable[StageAssignment]) -> list[tuple[str, int, int]]:
-    """Return peers with their layers as plain values."""
-    return [(a.peer_id, a.layers.start, a.layers.stop) for a in assignments]
-
-
-def _assignments_of(hosts: Iterable[tuple[str, int, int]]) -> tuple[StageAssignment, ...]:
-    """Return the assignments that `_hosts` wrote."""
-    return tuple(
-        StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
-        for peer, start, stop in hosts
-    )
-
-
-def _moving_text(moving: Repartition) -> str:
-    return json.dumps(
-        {
-            "step": moving.step,
-            "hosts": _hosts(moving.assignments),
-            "before_s": moving.before_s,
-            "after_s": moving.after_s,
-            "has_begun": moving.has_begun,
-        }
-    )
-
-
-def _moving_from(text: str) -> Repartition:
-    """Return the value that `_moving_text` wrote."""
-    fields = json.loads(text)
-    return Repartition(
-        step=StepNumber(fields["step"]),
-        assignments=_assignments_of(fields["hosts"]),
-        before_s=fields["before_s"],
-        after_s=fields["after_s"],
-        has_begun=fields["has_begun"],
-    )
-
-
-def _traffic_text(traffic: Sequence[Traffic]) -> str:
-    return json.dumps([asdict(one) for one in traffic])
-
-
-def _traffic_from(text: str) -> tuple[Traffic, ...]:
-    return tuple(Traffic(**fields) for fields in json.loads(text))
-
-
-def _judged_text(judged: Judged) -> str:
-    return json.dumps(asdict(judged))
-
-
-def _judged_from(text: str) -> Judged:
-    fields = json.loads(text)
-    bests = {name: fields[name] and Best(**fields[name]) for name in ("best", "saved")}
-    return Judged(step=fields["step"], num_worse=fields["num_worse"], **bests)
-
-
-def _ledger_from(
-    row: tuple[str, str], chunks: Iterable[tuple[int, bytes]], num_samples: int
-) -> Ledger:
-    """Return a run's ledger from its boundaries, peers and chunks.
-
-    Raises:
-        ValueError: The rows do not fit together.
-    """
-    boundaries = tuple(BlockIndex(block) for block in json.loads(row[0]))
-    empty = Ledger.empty(boundaries, num_samples)
-    stored = list(empty.chunks)
-    for place, chunk in chunks:
-        if not (0 <= place < len(stored) and len(chunk) == len(stored[place])):
-            raise ValueError(f"ledger: chunk {place} of {len(chunk)} bytes is none of this run's")
-        stored[place] = chunk
-    peers = tuple(PeerId(peer) for peer in json.loads(row[1]))
-    ledger = replace(empty, peers=peers, chunks=tuple(stored))
-    highest = int(ledger.all_entries().max(initial=0))
-    if highest > len(peers):
-        raise ValueError(f"ledger: peer {highest} holds buffers, but {len(peers)} are named")
-    return ledger
-
-
-def _saved_text(stages: Sequence[SavedStage]) -> str:
-    return json.dumps(
-        [(s.layers.start, s.layers.stop, s.digest.hex(), s.total_bytes, *s.keepers) for s in stages]
-    )
-
-
-def _saved_from(text: str) -> tuple[SavedStage, ...]:
-    return tuple(
-        SavedStage(
-            layers=LayerRange(start, stop),
-            digest=bytes.fromhex(digest),
-            total_bytes=total_bytes,
-            keepers=tuple(map(PeerId, keepers)),
-        )
-        for start, stop, digest, total_bytes, *keepers in json.loads(text)
-    )
+    # A commit includes the evaluation before it, and no commit follows the last one.
+    for found in history.evaluations(past.all_steps, past.all_steps + 1):
+        traffic = summed_by_boundary((*past.traffic, *found.traffic))
+        past = replace(past, sent=past.sent + found.sent, traffic=traffic)
+    return past

@@ -1,16 +1,19 @@
 """Migrations of a journal to the present schema, one step per version. Each changes rows only.
 
-To change the schema: raise `journal.VERSION`, add a step here, and add a file of the version before
-to `tests/unit/coordinator/journal/earlier`.
+To change the schema: raise `schema.VERSION`, add a step here, and add files of the version before,
+see `tests.earlier_files`.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from swarm_ft.coordinator.journal.reason_text import recorded, text_of
+from swarm_ft.coordinator.journal.columns import recorded, text_of_reason
 from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.errors import JournalError, MalformedMessage, NotFound
 from swarm_ft.ids import RunId, SampleId
@@ -63,7 +66,7 @@ def _reasons_for_texts(journal: OpenJournal) -> None:
     for table, name, column, place in columns:
         found = journal.db.execute(f"SELECT {name}, {column} FROM {table}").fetchall()
         rows = [
-            (journal.sealed(text_of(recorded(text)).encode(), f"{place} {key}"), key)
+            (journal.sealed(text_of_reason(recorded(text)).encode(), f"{place} {key}"), key)
             for key, value in found
             for text in [journal.opened(value, f"{place} {key}").decode()]
         ]
@@ -110,5 +113,83 @@ def _tables_alone(_journal: OpenJournal) -> None:
     """Migrate 10 to 11: the schema adds the table `sent_traffic`."""
 
 
-_STEPS = (_reasons_for_texts, _specs_of_version_10, _tables_alone)
+def _one_form_of_values(journal: OpenJournal) -> None:
+    """Migrate 11 to 12: values have one form, and `run_values` has those of four tables."""
+    _rewrite(journal.db, "runs", ("run_id",), _assignments)
+    _rewrite(journal.db, "snapshots", ("run_id", "step"), _saved_stages)
+    found = journal.db.execute("SELECT name FROM sqlite_master WHERE type='table'")
+    tables = {name for (name,) in found.fetchall()}
+    for name, (table, columns, form) in _VALUES_OF_VERSION_11.items():
+        if table in tables:
+            rows = journal.db.execute(f"SELECT run_id, {columns} FROM {table}").fetchall()
+            values = [(run_id, name, _text(form, *row)) for run_id, *row in rows]
+            journal.db.executemany("INSERT INTO run_values VALUES (?, ?, ?)", values)
+            journal.db.execute(f"DROP TABLE {table}")
+
+
+def _rewrite(
+    db: sqlite3.Connection, table: str, key: tuple[str, ...], form: Callable[[Any], Any]
+) -> None:
+    """Rewrite a table's column `stages`."""
+    found = db.execute(f"SELECT stages, {', '.join(key)} FROM {table}").fetchall()
+    rows = [(_text(lambda text: form(json.loads(text)), text), *place) for text, *place in found]
+    where = " AND ".join(f"{name}=?" for name in key)
+    db.executemany(f"UPDATE {table} SET stages=? WHERE {where}", [row for row in rows if row[0]])
+
+
+def _text(form: Callable[..., Any], *row: Any) -> str:  # noqa: ANN401
+    """Return a row in its present form; empty for a damaged one: its run is listed as failed."""
+    try:
+        return json.dumps(form(*row), separators=(",", ":"))
+    except (ValueError, TypeError, LookupError) as error:
+        logger.warning("a value cannot be migrated: %r", error)
+        return ""
+
+
+def _assignments(hosts: list[Any]) -> list[Any]:
+    return [{"peer_id": peer, "layers": [start, stop]} for peer, start, stop in hosts]
+
+
+def _saved_stages(stages: list[Any]) -> list[Any]:
+    return [
+        {
+            "layers": [start, stop],
+            "digest": b64encode(bytes.fromhex(digest)).decode(),
+            "total_bytes": total_bytes,
+            "keepers": keepers,
+        }
+        for start, stop, digest, total_bytes, *keepers in stages
+    ]
+
+
+def _steering(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    codecs, requests = found.get("codecs", ()), found.get("requests", ())
+    return found | {
+        "rates": [{"first_step": step, "learning_rate": rate} for step, rate in found["rates"]],
+        "codecs": [
+            {"first_step": step, "codecs": {"forward": forward, "backward": backward}}
+            for step, forward, backward in codecs
+        ],
+        "requests": [
+            {"number": number, "kind": kind, "step": step, "reason": json.loads(reason)}
+            for number, kind, step, reason in requests
+            if reason
+        ],
+    }
+
+
+def _moving(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    return found | {"assignments": _assignments(found.pop("hosts"))}
+
+
+_VALUES_OF_VERSION_11: dict[str, tuple[str, str, Callable[..., Any]]] = {
+    "priority": ("priorities", "priority", lambda priority: priority),
+    "claim": ("claims", "name, weight", lambda name, weight: {"name": name, "weight": weight}),
+    "steering": ("steerings", "steering", _steering),
+    "moving": ("movings", "moving", _moving),
+}
+"""Tables, columns and the present form of the values that version 11 had in tables of their own."""
+_STEPS = (_reasons_for_texts, _specs_of_version_10, _tables_alone, _one_form_of_values)
 """Steps from `OLDEST` on."""

@@ -11,6 +11,7 @@ it. A run that is over no longer needs its tokens; the space of its file is free
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -21,14 +22,14 @@ from pathlib import Path
 from weakref import WeakSet
 
 from swarm_ft.coordinator.journal.disk_errors import error_text
+from swarm_ft.digest import digest_of, file_stem, fingerprint_of
 from swarm_ft.errors import JournalError, JournalFull, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.private_files import flush_to_disk, open_private, private_folder
-from swarm_ft.protocol.spec.digest import digest_of, file_stem, fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import Counts, counts_of, counts_of_all, rows_in
 from swarm_ft.sealing import SEAL_BYTES, Sealer
-from swarm_ft.systems import read_at, sync_data
+from swarm_ft.systems import sync_data
 
 CHECKSUM_BYTES = 16
 RESERVE_BYTES = 256 << 20
@@ -127,7 +128,7 @@ class TokenFiles:
                     row = spec.train.row_of(sample)
                     if not 0 <= row < spec.train.num_rows:
                         raise NotFound(f"{run_id} has no sample {sample}")
-                    record = read_at(file.fileno(), size, row * size)
+                    record = os.pread(file.fileno(), size, row * size)
                     tokens = self._form.tokens(salt, row, record)
                     if tokens is None:
                         raise JournalError(

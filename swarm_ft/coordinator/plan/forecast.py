@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 
+from swarm_ft.codec.spec import CodecSpec, Direction
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.lateness import UNMEASURED_BYTES_S
 from swarm_ft.coordinator.plan.neighbours import bits_of, gradient_bytes
@@ -21,7 +22,6 @@ from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.step_time import Crossing, StageTime, step_time
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.control import Stage
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
 from swarm_ft.protocol.spec.flops import stage_flops
 from swarm_ft.protocol.spec.run_spec import RunSpec
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import cache
 from itertools import combinations
 
+from swarm_ft.codec.spec import CodecName, CodecSpec, Direction
 from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.state import Member
 from swarm_ft.coordinator.plan.hosting import refusal
 from swarm_ft.coordinator.plan.placement import fits
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import StageAssignment
-from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec, Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
@@ -29,7 +29,7 @@ MAX_SEARCHED = 16
 """Most peers whose orders are all searched; more peers only swap seats in pairs."""
 OTHER_BITS = 4.0
 """Bits per value assumed of codecs whose number means something else."""
-_OF_BITS = {CodecName.NONE, CodecName.FP16, CodecName.BF16, CodecName.Q, CodecName.AQ, CodecName.HQ}
+_OF_BITS = {CodecName.NONE, CodecName.FP16, CodecName.BF16, CodecName.Q, CodecName.AQ}
 _WEIGHT_BYTES = 4
 
 

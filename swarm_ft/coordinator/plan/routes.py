@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.ledger import Ledger, Side
 from swarm_ft.coordinator.facts.state import PlannedStep
+from swarm_ft.digest import digest_of
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import Stage
-from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.ledger import Ledger, Side
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
@@ -46,7 +47,6 @@ from swarm_ft.protocol.messages.reports import (
     summed_by_boundary,
 )
 from swarm_ft.protocol.spec.best import metric_of
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.flops import stage_flops
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import RunSpec

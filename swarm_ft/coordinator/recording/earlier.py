@@ -29,13 +29,14 @@ def _with_actor(found: Fields) -> Fields:
     return {"actor": Actor.OPERATOR} | found if is_by_operator else found
 
 
-def _with_kind(found: str | Fields) -> Fields:
-    """Replace text; only the run's own readers may see it."""
-    text = {"kind": ReasonKind.RECORDED_TEXT, "text": found}
-    return text if isinstance(found, str) else found
+def _with_kind(found: str | Fields) -> Fields | None:
+    """Replace text; only the run's own readers may see it. Empty text is no reason."""
+    if not isinstance(found, str):
+        return found
+    return {"kind": ReasonKind.RECORDED_TEXT, "text": found} if found else None
 
 
-UPGRADES: Mapping[type, Callable[[Any], Fields]] = {
+UPGRADES: Mapping[type, Callable[[Any], Fields | None]] = {
     Reason: _with_kind,
     Progress: _renamed("words", "reason"),
     RunCancelled: _with_actor,

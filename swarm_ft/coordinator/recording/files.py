@@ -24,7 +24,7 @@ import xxhash
 from swarm_ft.build import described_version
 from swarm_ft.coordinator.facts.events import Event
 from swarm_ft.coordinator.recording.entries import Base, Batch, Decided, Entry
-from swarm_ft.coordinator.recording.values import decode_value, encode_value
+from swarm_ft.coordinator.recording.values import RECORDED
 from swarm_ft.errors import BadInput, JournalError, SwarmError
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import open_private, private_folder
@@ -340,8 +340,8 @@ def _text_to_write(batch: Batch) -> bytes:
 def _entry_text(entry: Entry) -> list[Any]:
     if isinstance(entry, Decided):
         event = entry.event
-        return [type(event).__name__, entry.now_s, encode_value(event)]
-    return [type(entry).__name__, encode_value(entry)]
+        return [type(event).__name__, entry.now_s, RECORDED.encode(event)]
+    return [type(entry).__name__, RECORDED.encode(entry)]
 
 
 def batch_from(text: bytes) -> Batch:
@@ -357,7 +357,7 @@ def batch_from(text: bytes) -> Batch:
 def _entry_from(name: str, *parts: Any) -> Entry:  # noqa: ANN401
     if name in _EVENTS:
         now_s, found = parts
-        return Decided(now_s, decode_value(_EVENTS[name], found))
+        return Decided(now_s, RECORDED.decode(_EVENTS[name], found))
     (found,) = parts
-    entry: Entry = decode_value(_ENTRIES[name], found)
+    entry: Entry = RECORDED.decode(_ENTRIES[name], found)
     return entry

@@ -25,29 +25,30 @@ import torch
 from torch import Tensor
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
-from swarm_ft.codec import Codec, encode_with_feedback, from_spec, pack_buffer, unpack_buffer
+from swarm_ft.codec import (
+    Codec,
+    encode_with_feedback,
+    from_spec,
+    max_side_info_bytes,
+    pack_buffer,
+    read_side_info,
+    unpack_buffer,
+)
 from swarm_ft.codec.base import CPU
-from swarm_ft.codec.basis import Basis, basis_name, max_basis_bytes
-from swarm_ft.codec.codebook import CodebookCodec
-from swarm_ft.codec.directional import DirectionalCodec
+from swarm_ft.codec.side_info import SideInfo
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
-from swarm_ft.protocol.messages.boundary import (
-    EncodedTensor,
-    Frame,
-    FrameKey,
-    FrameKind,
-)
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.spec.digest import fingerprint_of
+from swarm_ft.peer.boundary.side_info import SideInfoKey, SideInfoStore, TensorKind
+from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, RunSpec, TrainSpec
 from swarm_ft.stage.device import share_with_default_stream
 
-_AlongBasis = DirectionalCodec | CodebookCodec
-_KINDS: dict[Direction, Sequence[BasisKind]] = {
-    Direction.FORWARD: (BasisKind.FIRST, BasisKind.CHANGE),
-    Direction.BACKWARD: (BasisKind.GRADIENT,),
+_KINDS: dict[Direction, Sequence[TensorKind]] = {
+    Direction.FORWARD: (TensorKind.FIRST, TensorKind.CHANGE),
+    Direction.BACKWARD: (TensorKind.GRADIENT,),
 }
 
 
@@ -91,7 +92,7 @@ class FrameCoder:
         run_id: RunId,
         boundary: BlockIndex,
         store: BufferStore,
-        bases: Bases | None = None,
+        side_info: SideInfoStore | None = None,
         keeps_input: bool = False,
         device: torch.device = CPU,
     ) -> None:
@@ -102,7 +103,8 @@ class FrameCoder:
             run_id: Id of the run.
             boundary: Block behind the boundary.
             store: Buffers of this peer's stage.
-            bases: Bases of the stage; None begins without any, and discards those that it learns.
+            side_info: Side information of the stage; None begins without any, and discards what it
+                learns.
             keeps_input: Whether this end receives constants and caches them.
             device: Device of the computation and of decoded tensors.
         """
@@ -110,7 +112,7 @@ class FrameCoder:
         self._run_id = run_id
         self._boundary = boundary
         self._store = store
-        self._bases = Bases() if bases is None else bases
+        self._side_info = SideInfoStore() if side_info is None else side_info
         self._longest, self._channels = spec.train.seq_length, spec.model.hidden_size
         self._codecs = _StepCodecs(spec.train)
         self._train = spec.train
@@ -152,21 +154,23 @@ class FrameCoder:
             return Frame(key, FrameKind.DIRECT, self._encode_direct(key, x))
         record = self._record(End.SENT, key.sample, len(x))
         if record is None:
-            self._note(key, self._codecs.of_keys[key.direction], _kind_alone(key.direction), x)
+            self._record_frame(
+                key, self._codecs.of_keys[key.direction], _kind_alone(key.direction), x
+            )
             return self._encode_key(key, x)
         base = self._base_of(record)
-        self._note(key, codec, BasisKind.CHANGE, x, base)
-        codec = self._along(codec, BasisKind.CHANGE)
+        self._record_frame(key, codec, TensorKind.CHANGE, x, base)
+        codec = self._informed(codec, TensorKind.CHANGE)
         tensor, value = codec.encode_and_decode(x, base)
         kept = self._packed(codec.next_base(tensor, value, base))
         digest = self._stage(End.SENT, key.sample, len(x), kept)
         return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
 
-    def has_bases(self, direction: Direction) -> bool:
-        """Whether the step's codecs in this direction use a basis or a codebook."""
+    def has_side_info(self, direction: Direction) -> bool:
+        """Whether the step's codecs in this direction use side information."""
         codecs = self._codecs
         of_each = codecs.of, codecs.of_keys, codecs.waited_for
-        return any(of_way[direction].spec.has_basis for of_way in of_each)
+        return any(of_way[direction].spec.has_side_info for of_way in of_each)
 
     def is_held_out(self, key: FrameKey) -> bool:
         """Whether a frame's sample is only evaluated."""
@@ -180,78 +184,77 @@ class FrameCoder:
         """
         record = self._record(End.SENT, frame.key.sample, frame.tensor.tokens)
         base = self._base_of(record) if record else None
-        codec = self._along(self._codec_of(frame.key), BasisKind.CHANGE)
+        codec = self._informed(self._codec_of(frame.key), TensorKind.CHANGE)
         value = codec.decode(frame.tensor, base, device=self._device)
         return self._encode_key(frame.key, value)
 
-    def basis_of(self, frame: Frame) -> Basis | None:
-        """Return the basis with which a frame of this end was encoded."""
+    def side_info_of(self, frame: Frame) -> SideInfo | None:
+        """Return the side information with which a frame of this end was encoded."""
         kind = (
-            BasisKind.CHANGE if frame.kind is FrameKind.DELTA else _kind_alone(frame.key.direction)
+            TensorKind.CHANGE if frame.kind is FrameKind.DELTA else _kind_alone(frame.key.direction)
         )
-        return self._bases.cached(BasisKey(self._boundary, kind))
+        return self._side_info.cached(SideInfoKey(self._boundary, kind))
 
-    def new_bases(self, direction: Direction, samples: Iterable[SampleId]) -> list[Basis]:
-        """Return the bases that frames of these samples use in this step for the first time."""
+    def new_side_info(self, direction: Direction, samples: Iterable[SampleId]) -> list[SideInfo]:
+        """Return what frames of these samples use in this step for the first time."""
         kinds = _KINDS[direction]
         if direction is Direction.FORWARD:
             kept = set(self._store.samples(self._boundary, End.SENT).tolist())
             kinds = sorted(
-                {BasisKind.CHANGE if one in kept else BasisKind.FIRST for one in samples}
+                {TensorKind.CHANGE if one in kept else TensorKind.FIRST for one in samples}
             )
-        return self._bases_by(self._bases.first_used, kinds)
+        return self._found(self._side_info.first_used, kinds)
 
-    def next_bases(self, direction: Direction) -> list[Basis]:
-        """Return the bases of the next step in this direction, computing them if necessary."""
-        return self._bases_by(self._bases.next_basis, _KINDS[direction])
+    def next_side_info(self, direction: Direction) -> list[SideInfo]:
+        """Return that of the next step in this direction, computing it if necessary."""
+        return self._found(self._side_info.next_info, _KINDS[direction])
 
-    def ready_bases(self, direction: Direction) -> list[Basis]:
-        """Return the bases of the next step that are computed already."""
-        return self._bases_by(self._bases.next_if_ready, _KINDS[direction])
+    def ready_side_info(self, direction: Direction) -> list[SideInfo]:
+        """Return that of the next step which is computed already."""
+        return self._found(self._side_info.next_if_ready, _KINDS[direction])
 
-    def _bases_by(
-        self, look_up: Callable[[BasisKey], Basis | None], kinds: Iterable[BasisKind]
-    ) -> list[Basis]:
-        found = (look_up(BasisKey(self._boundary, kind)) for kind in kinds)
-        return [basis for basis in found if basis is not None]
+    def _found(
+        self, look_up: Callable[[SideInfoKey], SideInfo | None], kinds: Iterable[TensorKind]
+    ) -> list[SideInfo]:
+        found = (look_up(SideInfoKey(self._boundary, kind)) for kind in kinds)
+        return [info for info in found if info is not None]
 
-    def read_basis(self, data: bytes) -> Basis:
-        """Decode a basis of the other end.
+    def read_side_info(self, data: bytes) -> SideInfo:
+        """Decode side information of the other end.
 
         Raises:
-            BadFrame: The bytes are no basis for this run.
+            BadFrame: The bytes are no side information for this run.
         """
-        return Basis.from_bytes(data, self._channels)
+        return read_side_info(data, self._channels)
 
     @property
-    def most_basis_bytes(self) -> int:
-        """Size limit of a basis with the run's channels."""
-        return max_basis_bytes(self._channels)
+    def max_side_info_bytes(self) -> int:
+        """Size limit of side information with the run's channels."""
+        return max_side_info_bytes(self._channels)
 
-    def decode(self, frame: Frame, basis: Basis | None = None) -> Tensor | Refusal:
+    def decode(self, frame: Frame, info: SideInfo | None = None) -> Tensor | Refusal:
         """Decode a frame to the tensor of the next computation, float32 [tokens, channels].
 
         Args:
             frame: Frame of the other end.
-            basis: Basis that the frame names, if it has arrived.
+            info: Side information that the frame names, if it has arrived.
 
         Returns:
             The tensor; or a refusal, which changes no state: the buffer is missing, or the result
-            has
-            another digest.
+            has another digest.
 
         Raises:
             BadFrame: The frame does not fit the run, or its payload does not fit its header.
         """
         self.check(frame)
-        value = self._decoded(frame, basis)
+        value = self._decoded(frame, info)
         return value if isinstance(value, Refusal) else share_with_default_stream(value)
 
-    def _decoded(self, frame: Frame, basis: Basis | None) -> Tensor | Refusal:
+    def _decoded(self, frame: Frame, info: SideInfo | None) -> Tensor | Refusal:
         tensor, sample, device = frame.tensor, frame.key.sample, self._device
         codec = self._codec_of(frame.key)
         if frame.kind is FrameKind.DIRECT:
-            value = _with(codec, basis).decode(tensor, device=device)
+            value = codec.with_side_info(info).decode(tensor, device=device)
             if self._keeps_input and not self._train.is_shadow(sample):
                 self._stage(End.RECEIVED, sample, tensor.tokens, tensor.payload)
             return value
@@ -263,7 +266,7 @@ class FrameCoder:
             if record is None or record.digest != frame.base_digest:
                 return Refusal(f"sample {sample}: its base is {'other' if record else 'not'} here")
             base = self._base_of(record)
-        codec = _with(codec, basis)
+        codec = codec.with_side_info(info)
         value = codec.decode(tensor, base, device=device)
         payload = self._packed(codec.next_base(tensor, value, base))
         if _result(fingerprint_of(payload), tensor) != frame.result_digest:
@@ -327,7 +330,7 @@ class FrameCoder:
         return self._num_microbatches - key.microbatch <= self._train.drain_microbatches
 
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
-        codec = self._along(self._codecs.of_keys[key.direction], _kind_alone(key.direction))
+        codec = self._informed(self._codecs.of_keys[key.direction], _kind_alone(key.direction))
         tensor, value = codec.encode_and_decode(x)
         digest = self._stage(
             End.SENT, key.sample, len(x), self._packed(codec.next_base(tensor, value))
@@ -338,8 +341,8 @@ class FrameCoder:
         codec = self._codec_of(key)
         if not codec.spec.has_residual:
             kind = _kind_alone(key.direction)
-            self._note(key, codec, kind, x)
-            return self._along(codec, kind).encode(x)
+            self._record_frame(key, codec, kind, x)
+            return self._informed(codec, kind).encode(x)
         record = self._record(End.RESIDUAL, key.sample, len(x))
         residual = None
         if record is not None:
@@ -348,21 +351,19 @@ class FrameCoder:
         self._stage(End.RESIDUAL, key.sample, len(x), pack_buffer(residual))
         return tensor
 
-    def _along(self, codec: Codec, kind: BasisKind) -> Codec:
-        """Return the codec with its basis of that kind, if it uses one and there is one."""
-        if not codec.spec.has_basis:
+    def _informed(self, codec: Codec, kind: TensorKind) -> Codec:
+        """Return the codec with its side information for that kind, if it uses any."""
+        if not codec.spec.has_side_info:
             return codec
-        return _with(codec, self._bases.get(BasisKey(self._boundary, kind)))
+        return codec.with_side_info(self._side_info.get(SideInfoKey(self._boundary, kind)))
 
-    def _note(
-        self, key: FrameKey, codec: Codec, kind: BasisKind, x: Tensor, base: Tensor | None = None
+    def _record_frame(
+        self, key: FrameKey, codec: Codec, kind: TensorKind, x: Tensor, base: Tensor | None = None
     ) -> None:
-        """Record a training sample's frame for the next basis."""
-        where = BasisKey(self._boundary, kind)
-        if not isinstance(codec, _AlongBasis) or self.is_held_out(key):
-            return
-        step_size = codec.step_of(x) if isinstance(codec, DirectionalCodec) else 0.0
-        self._bases.record_frame(where, key.sample, x, base, step_size)
+        """Record a training sample's frame, from which the codec may learn."""
+        if not self.is_held_out(key):
+            where = SideInfoKey(self._boundary, kind)
+            self._side_info.record_frame(where, key.sample, codec, x, base)
 
     def _record(self, end: End, sample: SampleId, tokens: int) -> BufferRecord | None:
         """Return a record of a sample; None if it is missing or has another shape."""
@@ -393,18 +394,9 @@ class FrameCoder:
         return BufferKey(self._run_id, self._boundary, end, sample)
 
 
-def basis_needed(frame: Frame) -> bytes:
-    """Return the name of the basis that a frame uses; empty if it uses none."""
-    return basis_name(frame.tensor.payload) if frame.tensor.codec.has_basis else b""
-
-
-def _with(codec: Codec, basis: Basis | None) -> Codec:
-    return codec.with_basis(basis) if isinstance(codec, _AlongBasis) else codec
-
-
-def _kind_alone(direction: Direction) -> BasisKind:
-    """Return the kind of basis for a frame without a buffer."""
-    return BasisKind.FIRST if direction is Direction.FORWARD else BasisKind.GRADIENT
+def _kind_alone(direction: Direction) -> TensorKind:
+    """Return the kind of the tensors in frames without a buffer."""
+    return TensorKind.FIRST if direction is Direction.FORWARD else TensorKind.GRADIENT
 
 
 def _result(buffer_digest: bytes, tensor: EncodedTensor) -> bytes:

@@ -15,12 +15,15 @@ from functools import partial
 from torch import Tensor
 
 from swarm_ft import failpoints
-from swarm_ft.codec.basis import Basis
+from swarm_ft.codec import side_info_needed
+from swarm_ft.codec.side_info import SideInfo
+from swarm_ft.codec.spec import Direction
+from swarm_ft.digest import check_spec_digest
 from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.boundary.basis_transfer import BasisReceiver, BasisSender
-from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, basis_needed
+from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
+from swarm_ft.peer.boundary.side_info_transfer import SideInfoReceiver, SideInfoSender
 from swarm_ft.peer.context import run_in
 from swarm_ft.peer.links import LinkChannel, Send
 from swarm_ft.peer.timeline import Timeline
@@ -37,17 +40,15 @@ from swarm_ft.protocol.messages.boundary import (
     FrameKey,
     FrameKind,
     FromNeighbour,
-    SharedBasis,
+    SideInfoPart,
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
-from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.wire.frames import wire_bytes
 
 logger = get_logger(__name__)
-_FindBases = Callable[[], list[Basis]]
+_FindSideInfo = Callable[[], list[SideInfo]]
 
 
 class Boundary:
@@ -87,7 +88,7 @@ class Boundary:
         self._deliver = deliver
         self._timeline = timeline
         # The step's plan bounds the first queue, and the session's window the second.
-        self._encode_jobs: asyncio.Queue[FrameKey | Frame | _FindBases] = asyncio.Queue()
+        self._encode_jobs: asyncio.Queue[FrameKey | Frame | _FindSideInfo] = asyncio.Queue()
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
         self._expected: Mapping[FrameKey, int] = {}
         self._unencoded: dict[FrameKey, Tensor] = {}
@@ -95,10 +96,10 @@ class Boundary:
         self._changed = asyncio.Event()
         self._to_send: set[SampleId] = set()
         self._num_unsent = 0
-        self._basis_sender = BasisSender()
-        self._basis_receiver = BasisReceiver(coder.most_basis_bytes)
+        self._info_sender = SideInfoSender()
+        self._info_receiver = SideInfoReceiver(coder.max_side_info_bytes)
         is_above = sends is Direction.BACKWARD
-        self._receives_bases = is_above or coder.has_bases(Direction.BACKWARD)
+        self._receives_side_info = is_above or coder.has_side_info(Direction.BACKWARD)
         self._step = StepNumber(-1)
         self._traffic = Traffic(boundary=hello.boundary)
 
@@ -125,18 +126,18 @@ class Boundary:
             num_microbatches: Microbatches on which the step trains, at all replicas together.
         """
         self._step = step
-        self._basis_receiver.begin_step()
+        self._info_receiver.begin_step()
         self._coder.begin(train, num_microbatches)
         self._expected = expected
         self._unencoded.clear()
         self._unconsumed.clear()
         self._delivered.clear()
         self._apply(self._session.begin(step))
-        self._receives_bases |= self._coder.has_bases(Direction.BACKWARD)
+        self._receives_side_info |= self._coder.has_side_info(Direction.BACKWARD)
         # The samples that arrive are also the ones that are sent back, except held-out samples.
         samples = {key.sample for key in expected}
         self._to_send = {key.sample for key in expected if not self._coder.is_held_out(key)}
-        self._send_bases_soon(partial(self._coder.new_bases, self._session.sends, samples))
+        self._send_side_info_soon(partial(self._coder.new_side_info, self._session.sends, samples))
 
     def send(self, key: FrameKey, x: Tensor | Frame) -> None:
         """Queue a sample's tensor, float32 [tokens, channels], to be encoded and sent.
@@ -153,10 +154,10 @@ class Boundary:
         if key.sample in self._to_send:
             self._to_send.remove(key.sample)
             if not self._to_send:
-                self._send_bases_soon(partial(self._coder.next_bases, self._session.sends))
+                self._send_side_info_soon(partial(self._coder.next_side_info, self._session.sends))
 
-    def _send_bases_soon(self, find: _FindBases) -> None:
-        if self._coder.has_bases(self._session.sends):
+    def _send_side_info_soon(self, find: _FindSideInfo) -> None:
+        if self._coder.has_side_info(self._session.sends):
             self._num_unsent += 1
             self._encode_jobs.put_nowait(find)
 
@@ -200,7 +201,7 @@ class Boundary:
     async def wait_settled(self) -> None:
         """Wait until the other side has acknowledged everything that was sent in this step.
 
-        The bases for the next step have been sent by then.
+        The side information for the next step has been sent by then.
         """
         while self._unencoded or self._num_unsent or not self._session.is_settled:
             self._changed.clear()
@@ -229,7 +230,7 @@ class Boundary:
         while True:
             job = await self._encode_jobs.get()
             if callable(job):
-                await self._send_bases(job)
+                await self._send_side_info(job)
                 self._num_unsent -= 1
                 self._changed.set()
                 continue
@@ -247,15 +248,15 @@ class Boundary:
                     self._unconsumed.add(key)
                 self._encoded(frame)
 
-    async def _send_bases(self, find: _FindBases) -> None:
-        """Send bases while links are idle, so that no frame has to wait for its basis.
+    async def _send_side_info(self, find: _FindSideInfo) -> None:
+        """Send side information while links are idle, so that no frame has to wait for it.
 
-        The rest of the next step's bases follows the last frame of this step, since stages are idle
-        while the pipeline drains. Bases that a step uses for the first time are sent before its
-        first frame: otherwise the boundaries would wait for them one after the other.
+        The rest of the next step's follows the last frame of this step, since stages are idle while
+        the pipeline drains. If a step is the first one that uses it, it is sent before the first
+        frame: otherwise the boundaries would wait for it one after the other.
         """
-        for basis in await run_in(self._pool, find):
-            self._send_parts(self._basis_sender.whole(basis))
+        for info in await run_in(self._pool, find):
+            self._send_parts(self._info_sender.whole(info))
 
     def _encoded(self, frame: Frame) -> None:
         if frame.key in self._delivered:
@@ -263,20 +264,20 @@ class Boundary:
             self._changed.set()
             return
         self._apply(self._session.send(frame))
-        for basis in self._coder.ready_bases(self._session.sends):
-            self._basis_sender.begin(basis)
-        self._send_parts(self._basis_sender.part(len(frame.tensor.payload)))
+        for info in self._coder.ready_side_info(self._session.sends):
+            self._info_sender.begin(info)
+        self._send_parts(self._info_sender.part(len(frame.tensor.payload)))
 
-    def _send_parts(self, parts: Iterator[SharedBasis]) -> None:
+    def _send_parts(self, parts: Iterator[SideInfoPart]) -> None:
         for part in parts:
             self._channel.send(part)
 
     async def _decode(self) -> None:
         while True:
             frame = await self._decode_jobs.get()
-            basis = self._basis_receiver.get(basis_needed(frame))
+            info = self._info_receiver.get(side_info_needed(frame.tensor))
             try:
-                value = await run_in(self._pool, self._timed_decode, frame, basis)
+                value = await run_in(self._pool, self._timed_decode, frame, info)
             except BadFrame as error:
                 self._session.discarded(frame.key)
                 self._channel.break_off(error)
@@ -297,9 +298,9 @@ class Boundary:
         self._add_span(SpanKind.ENCODE, frame, begin_s)
         return frame
 
-    def _timed_decode(self, frame: Frame, basis: Basis | None) -> Tensor | Refusal:
+    def _timed_decode(self, frame: Frame, info: SideInfo | None) -> Tensor | Refusal:
         begin_s = self._timeline.now_s()
-        value = self._coder.decode(frame, basis)
+        value = self._coder.decode(frame, info)
         self._add_span(SpanKind.DECODE, frame, begin_s)
         return value
 
@@ -307,7 +308,7 @@ class Boundary:
         for effect in effects:
             match effect:
                 case Transmit(message):
-                    self._send_basis_of(message)
+                    self._send_side_info_of(message)
                     self._channel.send(message)
                 case Deliver(frame) if frame.tensor.tokens == self._expected.get(frame.key):
                     self._decode_jobs.put_nowait(frame)
@@ -325,12 +326,12 @@ class Boundary:
             self._session.forget(key)
             self._taken(key)
 
-    def _send_basis_of(self, message: FromNeighbour) -> None:
-        """Send the basis of a frame before the frame, once for each connection."""
-        if not isinstance(message, Frame) or not (name := basis_needed(message)):
+    def _send_side_info_of(self, message: FromNeighbour) -> None:
+        """Send the side information of a frame before the frame, once for each connection."""
+        if not isinstance(message, Frame) or not (name := side_info_needed(message.tensor)):
             return
-        if not self._basis_sender.has_sent(name) and (basis := self._coder.basis_of(message)):
-            self._send_parts(self._basis_sender.whole(basis))
+        if not self._info_sender.has_sent(name) and (info := self._coder.side_info_of(message)):
+            self._send_parts(self._info_sender.whole(info))
 
     def _not_planned(self, frame: Frame) -> BadFrame:
         expected, tokens = self._expected.get(frame.key), frame.tensor.tokens
@@ -349,8 +350,8 @@ class Boundary:
         check_spec_digest(f"run {ours.run_id}", ours.spec_digest, hello.spec_digest, whose)
         logger.debug("boundary %d: connected to %s", ours.boundary, hello.peer_id)
         self.is_connected.set()
-        self._basis_sender.reconnected()
-        self._basis_receiver.reconnected()
+        self._info_sender.reconnected()
+        self._info_receiver.reconnected()
         self._apply(self._session.connected(hello))
 
     def on_disconnected(self) -> None:
@@ -361,28 +362,28 @@ class Boundary:
     def receive(self, message: FromNeighbour) -> None:
         """Check and handle a message of the other end; see `ChannelEnd`."""
         begin_s = self._timeline.now_s()
-        if isinstance(message, SharedBasis):
-            self._receive_basis(message)
+        if isinstance(message, SideInfoPart):
+            self._receive_side_info(message)
             return
         if isinstance(message, Frame):
             # The check comes before the session stores the frame, and so bounds its memory.
             self._coder.check(message, is_early=message.key.step > self._step)
-            self._basis_receiver.mark_used(basis_needed(message))
+            self._info_receiver.mark_used(side_info_needed(message.tensor))
         self._apply(self._session.receive(message))
         if isinstance(message, Frame):
             self._add_span(SpanKind.RECEIVE, message, begin_s)
 
-    def _receive_basis(self, shared: SharedBasis) -> None:
-        if not self._receives_bases:
-            raise OutOfTurn(f"boundary {self._hello.boundary}: expected no basis, got one")
-        if (data := self._basis_receiver.receive(shared)) is not None:
-            self._basis_receiver.keep(self._coder.read_basis(data))
+    def _receive_side_info(self, part: SideInfoPart) -> None:
+        if not self._receives_side_info:
+            raise OutOfTurn(f"boundary {self._hello.boundary}: expected no side information")
+        if (data := self._info_receiver.receive(part)) is not None:
+            self._info_receiver.keep(self._coder.read_side_info(data))
 
     async def write(self, message: FromNeighbour, send: Send) -> None:
         """Send a message and count its bytes; see `ChannelEnd`."""
         if isinstance(message, Frame):
             await self._write_frame(message, send)
-        elif isinstance(message, SharedBasis):
+        elif isinstance(message, SideInfoPart):
             await send(message)
             num_bytes = wire_bytes(message)
             is_forward = self._session.sends is Direction.FORWARD

@@ -19,6 +19,9 @@ from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.codec.spec import CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
+from swarm_ft.digest import check_spec_digest
 from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn, RunMismatch
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.peer.context import Pool, run_in
@@ -31,7 +34,6 @@ from swarm_ft.peer.reduce.gradient_coder import (
     SumCollector,
 )
 from swarm_ft.protocol.machines.all_reduce import AllReduce, BreakOff, ReduceEffect, TransmitPiece
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.messages.reduction import (
     Division,
@@ -44,8 +46,6 @@ from swarm_ft.protocol.messages.reduction import (
     TakeSum,
 )
 from swarm_ft.protocol.messages.reports import GradientTraffic
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
-from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.wire.frames import wire_bytes
 from swarm_ft.stage.base import Engine
 

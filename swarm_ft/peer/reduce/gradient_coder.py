@@ -10,9 +10,9 @@ from torch import Tensor
 
 from swarm_ft.codec.base import peak_of
 from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import StepNumber
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import (
     EncodeShare,
     PieceSpan,

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from swarm_ft.errors import BadFrame, BadSnapshot
-from swarm_ft.peer.boundary.bases import boundary_of
-from swarm_ft.peer.state.stage_state import BASES, RESIDUALS, buffers_in, payloads
+from swarm_ft.peer.boundary.side_info import boundary_of
+from swarm_ft.peer.state.stage_state import RESIDUALS, buffers_in, payloads
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.snapshots.shard import ShardContents
+from swarm_ft.snapshots.shard import SIDE_INFO, ShardContents
 
 Parts = Mapping[LayerRange, ShardContents]
 """Shards of a snapshot, by the layers of their stages."""
@@ -48,7 +48,7 @@ def recut(parts: Parts, layers: LayerRange, names: Collection[str], channels: in
     }
     return ShardContents(
         state=state,
-        extras={**_residuals(parts, state), **_bases(parts, layers), **payloads(common)},
+        extras={**_residuals(parts, state), **_side_info(parts, layers), **payloads(common)},
         buffer_digests={name: record.digest for name, record in common.items()},
     )
 
@@ -59,19 +59,19 @@ def _common_boundaries(old: LayerRange, new: LayerRange) -> set[int]:
     return common | ({old.stop} if old.stop == new.stop else set())
 
 
-def _bases(parts: Parts, layers: LayerRange) -> dict[str, Tensor]:
-    """Return the bases of boundaries that remain."""
+def _side_info(parts: Parts, layers: LayerRange) -> dict[str, Tensor]:
+    """Return the side information of boundaries that remain."""
     return {
         name: x
         for old, contents in parts.items()
         for name, x in contents.extras.items()
-        if name.startswith(BASES) and _boundary_of(name) in _common_boundaries(old, layers)
+        if name.startswith(SIDE_INFO) and _boundary_of(name) in _common_boundaries(old, layers)
     }
 
 
 def _boundary_of(name: str) -> int:
     try:
-        return boundary_of(name.removeprefix(BASES))
+        return boundary_of(name.removeprefix(SIDE_INFO))
     except BadFrame as error:
         raise BadSnapshot(error.message) from error
 

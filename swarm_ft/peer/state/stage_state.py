@@ -1,4 +1,4 @@
-"""The state of a stage at this peer: weights, optimizer, buffers, residuals, bases, open step.
+"""The state of a stage: weights, optimizer, buffers, residuals, side information, open step.
 
 The number of committed steps always moves with the weights, whatever happens to the buffers:
 missing buffers cost key frames, but a step that counts twice or not at all cannot be repaired. The
@@ -21,6 +21,8 @@ from swarm_ft import failpoints
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.base import CPU
+from swarm_ft.codec.spec import CodecSpec, Direction
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import (
     BadFrame,
     BadInput,
@@ -31,19 +33,17 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.boundary.bases import Bases
+from swarm_ft.peer.boundary.side_info import SideInfoStore
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.step import StepProgress
 from swarm_ft.protocol.messages.control import CommitStep, HeldStage
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import SpanKind
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
-from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
-from swarm_ft.snapshots.shard import BufferName, ShardContents
+from swarm_ft.snapshots.shard import SIDE_INFO, BufferName, ShardContents
 from swarm_ft.stage.base import Engine
 from swarm_ft.stage.model_access import refusal_of
 
@@ -87,7 +87,7 @@ def _sample(tokens: int, channels: int, device: torch.device) -> torch.Tensor:
     return torch.randn(tokens, channels, generator=generator).to(device)
 
 
-# ---- parts of a shard beside the weights: residuals, bases and buffers
+# ---- parts of a shard beside the weights: residuals, side information and buffers
 #
 # A shard contains the buffers only while they are few. Otherwise they stay on the peers' disks, and
 # a run that rolls back to the snapshot continues with the buffers there, even newer ones.
@@ -106,23 +106,24 @@ _SIZES = "/sizes"
 """Suffix of the tensor with each buffer's tokens and payload bytes."""
 RESIDUALS = "residuals/"
 """Prefix of the names of residuals."""
-BASES = "bases/"
-"""Prefix of the names of bases."""
 
 
 def with_extras(
-    state: Mapping[str, Tensor], store: BufferStore, residuals: Residuals, bases: Bases
+    state: Mapping[str, Tensor],
+    store: BufferStore,
+    residuals: Residuals,
+    side_info: SideInfoStore,
 ) -> ShardContents:
     """Return weights and optimizer state together with copies of all other state.
 
     Reads the disk.
     """
     owed = {f"{RESIDUALS}{name}": x.clone() for name, x in residuals.export().items()}
-    along = {f"{BASES}{name}": x for name, x in bases.export().items()}
+    learned = {f"{SIDE_INFO}{name}": x for name, x in side_info.export().items()}
     records = _few_records(store)
     return ShardContents(
         state=dict(state),
-        extras={**owed, **along, **payloads(records)},
+        extras={**owed, **learned, **payloads(records)},
         buffer_digests={name: record.digest for name, record in records.items()},
     )
 
@@ -160,17 +161,19 @@ def restore_residuals(residuals: Residuals, contents: ShardContents) -> None:
         raise BadSnapshot(f"{error.message}; start a new run") from error
 
 
-def restore_bases(bases: Bases, channels: int, contents: ShardContents) -> None:
-    """Restore the bases of a shard.
+def restore_side_info(side_info: SideInfoStore, channels: int, contents: ShardContents) -> None:
+    """Restore the side information of a shard.
 
     Raises:
-        BadSnapshot: The tensors are no bases for this number of channels.
+        BadSnapshot: The tensors are no side information for this number of channels.
     """
     known = {
-        name.removeprefix(BASES): x for name, x in contents.extras.items() if name.startswith(BASES)
+        name.removeprefix(SIDE_INFO): x
+        for name, x in contents.extras.items()
+        if name.startswith(SIDE_INFO)
     }
     try:
-        bases.restore(known, channels)
+        side_info.restore(known, channels)
     except BadFrame as error:
         raise BadSnapshot(f"{error.message}; start a new run") from error
 
@@ -248,7 +251,7 @@ class StageState:
         context: Context of the run.
         store: Buffers at this stage's ends of its boundaries.
         residuals: Residuals of this stage's gradients.
-        bases: Bases of this stage's frames.
+        side_info: Side information of this stage's frames.
         committed_steps: Number of steps in the state.
         last_attempt: Attempt that committed the last of them.
         gradient_attempt: Attempt whose complete gradients the engine holds; None if it holds none.
@@ -280,7 +283,7 @@ class StageState:
 
     def _reset(self) -> None:
         self.residuals = Residuals()
-        self.bases = Bases()
+        self.side_info = SideInfoStore()
         self.committed_steps, self.last_attempt = 0, NO_ATTEMPT
         self.gradient_attempt: Attempt | None = None
         self.progress: StepProgress | None = None
@@ -405,11 +408,11 @@ class StageState:
             self.last_attempt = commit.attempt
             self.progress = None
             self.residuals.commit()
-            if self.bases.has_changes:
-                await run_in(self._context.codecs, self.bases.commit)
+            if self.side_info.has_changes:
+                await run_in(self._context.codecs, self.side_info.commit)
             await self._commit_buffers(commit.step)
-            # The next basis is computed in the background; the step's last frame waits for it.
-            self._context.codecs.submit(self.bases.learn)
+            # The next side information is computed meanwhile; the step's last frame waits for it.
+            self._context.codecs.submit(self.side_info.learn)
 
     async def _applied(self, apply: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Change the weights. A failure may leave half of the change, so that all state is dropped.
@@ -479,7 +482,7 @@ class StageState:
         await run_in(self._context.compute, begin, step, num_targets)
         self.store.rollback()
         self.residuals.rollback()
-        self.bases.rollback()
+        self.side_info.rollback()
         self.progress = StepProgress(step)
         return self.progress
 
@@ -505,7 +508,7 @@ class StageState:
         )
         self.store.rollback(but=progress.samples)
         self.residuals.rollback()
-        self.bases.rollback(but=progress.samples)
+        self.side_info.rollback(but=progress.samples)
         # The engine holds this gradient again, and adds to its own copy from now on.
         progress.gradient = None
         self.progress = progress
@@ -544,7 +547,7 @@ class StageState:
         """
         await self.wait_idle()  # weights are counted before their buffers are committed
         state = await run_in(self._context.compute, self.engine.state)
-        kept = self.store, self.residuals, self.bases
+        kept = self.store, self.residuals, self.side_info
         return await run_in(self._context.codecs, with_extras, state, *kept)
 
     async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
@@ -571,6 +574,6 @@ class StageState:
             channels = self._spec.model.hidden_size
             restore_residuals(self.residuals, contents)
             codecs = self._context.codecs
-            await run_in(codecs, restore_bases, self.bases, channels, contents)
+            await run_in(codecs, restore_side_info, self.side_info, channels, contents)
             await run_in(codecs, restore_buffers, self.store, self._run_id, channels, contents)
         logger.info("run %s: restored layers %s at step %d", self._run_id, layers, step)

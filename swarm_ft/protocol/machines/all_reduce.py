@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from swarm_ft.codec.sizes import ROW_VALUES
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, OutOfTurn, ProtocolError
 from swarm_ft.ids import Attempt, StepNumber
 from swarm_ft.protocol.machines.outbox import Outbox
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import (
-    ROW_VALUES,
     Division,
     EncodeShare,
     GradientPiece,

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import Attempt, StepNumber
 from swarm_ft.protocol.machines.outbox import Outbox
@@ -28,7 +29,6 @@ from swarm_ft.protocol.messages.boundary import (
     KeyFrameRequest,
     SessionMessage,
 )
-from swarm_ft.protocol.spec.codec_spec import Direction
 
 WINDOW_FRAMES = 256
 """Frames that the other side may leave unacknowledged, which bounds a hostile peer's use of memory.

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, NamedTuple
 
-from swarm_ft.errors import BadCodec, MalformedMessage
+from swarm_ft.codec.spec import Direction
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.spec.bounds import Digest, Length, Range, check_bound
-from swarm_ft.protocol.spec.codec_spec import HEADER_BYTES as CODEC_HEADER_BYTES
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, spec_from_header
-from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
+from swarm_ft.protocol.spec.bounds import Digest, Length, Range
 
 # ---- a frame: one sample's activation or gradient, sent over a boundary
-
-_SHAPE = struct.Struct("<II")
-TENSOR_HEADER_BYTES = CODEC_HEADER_BYTES + _SHAPE.size
 
 
 class FrameKind(IntEnum):
@@ -39,47 +33,6 @@ class FrameKey(NamedTuple):
     microbatch: MicrobatchIndex
     sample: SampleId
     direction: Direction
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedTensor:
-    """Tensor of one sample, encoded by a codec.
-
-    Attributes:
-        codec: The codec that wrote it, and the only one that can read it.
-        tokens: Rows of the tensor.
-        channels: Columns of the tensor.
-        payload: Steps and codes, in the codec's own layout.
-    """
-
-    codec: CodecSpec
-    tokens: int
-    channels: int
-    payload: bytes
-
-    def to_bytes(self) -> bytes:
-        """Return header and payload: exactly a frame's bytes of the tensor."""
-        return self.codec.to_header() + _SHAPE.pack(self.tokens, self.channels) + self.payload
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> EncodedTensor:
-        """Return the tensor that `to_bytes` wrote; its codec checks the payload later.
-
-        Raises:
-            MalformedMessage: The data is too short, names no codec, or has a shape out of bounds.
-        """
-        if len(data) < TENSOR_HEADER_BYTES:
-            raise MalformedMessage(
-                f"tensor: expected a header of {TENSOR_HEADER_BYTES} bytes, got {len(data)}"
-            )
-        try:
-            codec = spec_from_header(data[:CODEC_HEADER_BYTES])
-        except BadCodec as error:
-            raise MalformedMessage(f"tensor: {error.message}") from error
-        tokens, channels = _SHAPE.unpack_from(data, CODEC_HEADER_BYTES)
-        check_bound("tokens", tokens, Range(1, MAX_SEQ_LENGTH))
-        check_bound("channels", channels, Range(1, MAX_HIDDEN_SIZE))
-        return cls(codec, tokens, channels, data[TENSOR_HEADER_BYTES:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +89,20 @@ class KeyFrameRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedBasis:
-    """Sender to receiver of frames: a part of a basis for coming frames.
+class SideInfoPart:
+    """Sender to receiver of frames: a part of side information for coming frames.
 
     Attributes:
-        basis: Next bytes of the basis, as `codec.basis` writes it.
+        data: Next bytes of the side information, as `codec.side_info` defines it.
         rest_bytes: Bytes that follow in further parts.
     """
 
-    basis: bytes
+    data: bytes
     rest_bytes: int = 0
 
 
 SessionMessage = Frame | Ack | KeyFrameRequest
 """Messages of a boundary's session."""
-FromNeighbour = SessionMessage | SharedBasis
+FromNeighbour = SessionMessage | SideInfoPart
 """Messages after the hellos."""
 BoundaryMessage = BoundaryHello | FromNeighbour

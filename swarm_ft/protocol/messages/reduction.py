@@ -13,24 +13,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, NamedTuple
 
+from swarm_ft.codec.sizes import PIECE_ROWS, ROW_VALUES
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.bounds import Digest, Range
 from swarm_ft.protocol.spec.layers import LayerRange
 
 MAX_GRADIENT_VALUES = 1 << 36
 """Values of one stage's gradient."""
-ROW_VALUES = 128
-"""Values that share a step of quantisation.
-
-Usual widths are multiples of it, so rows seldom hold values of two tokens' embeddings or of two
-neurons.
-"""
-PIECE_ROWS = 2048
-"""Rows of a piece at most: a megabyte of float32.
-
-So coding, sending and summing overlap, and a piece does not delay a frame on another stream.
-"""
 
 
 class Phase(IntEnum):

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
+from swarm_ft.digest import BytesLike, KeyedDigest, digest_of
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.spec.bounds import Digest, Length, Range
-from swarm_ft.protocol.spec.digest import BytesLike, KeyedDigest, digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 
 CHUNK_BYTES = 4 << 20

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, NamedTuple
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.reports import MAX_TRAFFIC_BYTES
 from swarm_ft.protocol.spec.bounds import Length, Range
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 
 # ---- another machine's clock, estimated from round trips

@@ -27,8 +27,8 @@ from typing import (
     get_type_hints,
 )
 
+from swarm_ft.digest import DIGEST_BYTES
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

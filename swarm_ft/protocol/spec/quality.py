@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from swarm_ft.codec.spec import MAX_QUALITY_STEP, MIN_QUALITY_STEP
 from swarm_ft.protocol.spec.bounds import Range
-from swarm_ft.protocol.spec.codec_spec import MAX_QUALITY_STEP, MIN_QUALITY_STEP
 
 MEASURE_EVERY_STEPS = 8
 _EXCESS_OF_STEP, _POWER = 0.04, 1.5

@@ -10,6 +10,20 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
 
+from swarm_ft.codec.sizes import MAX_CHANNELS, MAX_TOKENS
+from swarm_ft.codec.spec import (
+    MAX_SPEC_CHARS,
+    MIN_QUALITY_STEP,
+    CodecName,
+    CodecSpec,
+    Direction,
+    Feedback,
+    parse_codec_spec,
+    parse_dp_spec,
+    parse_key_spec,
+    parse_replacement,
+)
+from swarm_ft.digest import DIGEST_BYTES, digest_of
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
 from swarm_ft.ids import PeerId, SampleId
 from swarm_ft.protocol.spec.bounds import (
@@ -22,19 +36,6 @@ from swarm_ft.protocol.spec.bounds import (
     OneOf,
     Range,
 )
-from swarm_ft.protocol.spec.codec_spec import (
-    MAX_SPEC_CHARS,
-    MIN_QUALITY_STEP,
-    CodecName,
-    CodecSpec,
-    Direction,
-    Feedback,
-    parse_codec_spec,
-    parse_dp_spec,
-    parse_key_spec,
-    parse_replacement,
-)
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange, parse_trained
 from swarm_ft.protocol.spec.options import Option, check
 from swarm_ft.protocol.spec.quality import Prices, QualityControl
@@ -52,10 +53,10 @@ NO_NONCE = bytes(DIGEST_BYTES)
 BUFFER_BITS = (16, 8, 4)
 """Bits of a buffer's value that users may choose."""
 MAX_SAMPLES = 1 << 24
-MAX_SEQ_LENGTH = 1 << 17
+MAX_SEQ_LENGTH = MAX_TOKENS
 MIN_LENGTH = 1
 """Tokens of a sample at least."""
-MAX_HIDDEN_SIZE = 1 << 16
+MAX_HIDDEN_SIZE = MAX_CHANNELS
 MAX_VOCAB_SIZE = 1 << 20
 MAX_END_TOKENS = 8
 MAX_STEPS = 1 << 31
@@ -383,7 +384,7 @@ class TrainOptions:
         CodecText,
         Option(
             "Codec for activations: none, fp16, aq4 (changes in 4 bits), aq2+z (2 bits per value, "
-            "entropy-coded), q4, hq4, aqc0.5, top10 ...",
+            "entropy-coded), q4, aqc0.5, top10 ...",
             name="fw",
             long_name="forward-codec",
             metavar="SPEC",
@@ -1259,7 +1260,7 @@ def _check_codecs(options: TrainOptions) -> None:
             parse()
         except BadCodec as error:
             raise BadCodec(f"{option}: {error.message}") from error
-    if options.constant_codec.is_delta or options.constant_codec.has_basis:
+    if options.constant_codec.is_delta or options.constant_codec.has_side_info:
         raise BadOption(
             "--frozen: expected a codec without buffers or a basis, such as q8, "
             f"got {options.frozen_codec}"

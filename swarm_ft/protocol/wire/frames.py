@@ -12,19 +12,19 @@ from typing import Any, assert_never
 
 from google.protobuf.message import Message
 
+from swarm_ft.codec.spec import Direction
+from swarm_ft.codec.tensor import TENSOR_HEADER_BYTES, EncodedTensor
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.proto import boundary_pb2, link_pb2, reduce_pb2
 from swarm_ft.protocol.messages.boundary import (
-    TENSOR_HEADER_BYTES,
     Ack,
     BoundaryHello,
-    EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
     KeyFrameRequest,
-    SharedBasis,
+    SideInfoPart,
 )
 from swarm_ft.protocol.messages.link import LinkHello, LinkMessage, LinkPing, LinkPong
 from swarm_ft.protocol.messages.reduction import (
@@ -36,7 +36,6 @@ from swarm_ft.protocol.messages.reduction import (
     Scope,
 )
 from swarm_ft.protocol.spec.bounds import DIGEST, Range, check_bound, clean_text
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.wire.convert import WireType, wire_type
 
 GRPC_PREFIX_BYTES = 5
@@ -69,8 +68,8 @@ def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
         case KeyFrameRequest(key, reason):
             request = boundary_pb2.KeyFrameRequest(key=_key_to_wire(key), reason=reason)
             return link_pb2.LinkMessage(key_frame_request=request)
-        case SharedBasis(basis, rest_bytes):
-            part = boundary_pb2.SharedBasis(basis=basis, rest_bytes=rest_bytes)
+        case SideInfoPart(data, rest_bytes):
+            part = boundary_pb2.SharedBasis(basis=data, rest_bytes=rest_bytes)
             return link_pb2.LinkMessage(basis=part)
         case LinkHello() | BoundaryHello() | ReduceHello() | LinkPing() | LinkPong():
             name = _PLAIN_NAMES[type(message)]
@@ -101,7 +100,7 @@ def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
             request = message.key_frame_request
             return KeyFrameRequest(_key_from_wire(request.key), clean_text(request.reason))
         case "basis":
-            return SharedBasis(message.basis.basis, message.basis.rest_bytes)
+            return SideInfoPart(message.basis.basis, message.basis.rest_bytes)
         case None:
             raise MalformedMessage("message over a link: expected a known body, got none")
         case name:
@@ -188,16 +187,16 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
 # ---- traffic of messages, without a second copy of the payload
 
 
-def wire_bytes(message: Frame | GradientPiece | SharedBasis) -> int:
+def wire_bytes(message: Frame | GradientPiece | SideInfoPart) -> int:
     """Return the bytes of a message on the stream, with all headers of message and gRPC."""
     rest, num_bytes = _all_but_its_bytes(message)
     return _field_bytes(rest.ByteSize() + _field_bytes(num_bytes)) + GRPC_PREFIX_BYTES
 
 
-def _all_but_its_bytes(message: Frame | GradientPiece | SharedBasis) -> tuple[Message, int]:
+def _all_but_its_bytes(message: Frame | GradientPiece | SideInfoPart) -> tuple[Message, int]:
     """Return the message without its one large field, and that field's bytes."""
-    if isinstance(message, SharedBasis):
-        return boundary_pb2.SharedBasis(rest_bytes=message.rest_bytes), len(message.basis)
+    if isinstance(message, SideInfoPart):
+        return boundary_pb2.SharedBasis(rest_bytes=message.rest_bytes), len(message.data)
     rest: Message
     if isinstance(message, Frame):
         rest = _frame_to_wire(message, b"")

@@ -19,6 +19,7 @@ from swarm_ft.protocol.spec.run_spec import (
     Optim,
     SaveStrategy,
 )
+from tests.draws import draws
 
 AXOLOTL = """
 base_model: ./qwen
@@ -158,7 +159,8 @@ def test_what_is_no_job_is_refused(text: str, tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=draws(60),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(
     st.fixed_dictionaries(

@@ -29,10 +29,10 @@ from benchmarks.gpu.runner import run_all
 from benchmarks.gpu.speed import meets_goal
 from benchmarks.gpu.swarm import PUBLISHED, link_words, published_ratios
 from swarm_ft.codec.kernels.reference import ReferenceKernels
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from tests.unit.benchmarks.gpu_tasks import ends, fails
 
 ROOT = Path(__file__).parents[3]
@@ -322,7 +322,7 @@ def test_cases_hold_of_the_reference_itself_and_differences_are_seen() -> None:
         found = getattr(kernels, case.kernel)(*case.args)
         assert case.difference(found, found) == ""
         seen.add(case.kernel)
-    assert {"unpack", "dequantize", "decode_symbols", "hadamard", "quantize", "moments"} <= seen
+    assert {"unpack", "dequantize", "decode_symbols", "quantize", "moments"} <= seen
     assert {"trellis_symbols", "shifts_of", "flip_signs"} <= seen
     zeros, others = torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])
     assert same(zeros, others) == "1 of 2 differ"

@@ -13,7 +13,7 @@ from benchmarks.quality.boundary import Cuts
 from benchmarks.quality.configs import GROUPS, Config, configs_of, parse_config
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.table import print_tables, read_records
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_dp_spec, parse_key_spec
+from swarm_ft.codec.spec import Direction, parse_dp_spec, parse_key_spec
 from tests.codecs import parse
 
 ROOT = Path(__file__).parents[3]

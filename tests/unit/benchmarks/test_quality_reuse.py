@@ -15,7 +15,7 @@ from benchmarks.quality.reuse import Reuse, parse_reuse
 from benchmarks.quality.small_changes import mean_cost
 from swarm_ft.codec.basis import learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
-from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.codec.spec import Direction
 from tests.codecs import parse
 
 TOKENS, CHANNELS = 32, 16
@@ -148,7 +148,7 @@ def test_smaller_changes_cost_less_and_none_a_few_bytes() -> None:
     codec = parse("aqk0.3", Direction.FORWARD)
     assert isinstance(codec, DirectionalCodec)
     basis = learn_basis([x - base], codec.step_of(x), old_values=[base], has_mean=False)
-    visit = codec.with_basis(basis), x, base
+    visit = codec.with_side_info(basis), x, base
     sizes = [mean_cost([visit], share).frame_bytes for share in (1.0, 0.1, 0.0)]
     assert sizes[0] > sizes[1] > sizes[2]
     assert sizes[2] < 12 + 4 + 9 + 18 + 8

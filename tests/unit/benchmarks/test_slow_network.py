@@ -29,8 +29,9 @@ from benchmarks.slow_network.work import (
     Work,
 )
 from swarm_ft import codec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.errors import BadCodec
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from tests.draws import draws
 
 TINY = Work(
     stages=3,
@@ -137,7 +138,7 @@ def rounded_up(total_s: float) -> float:
     return total_s * (1 + 1e-9) + 1e-12
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(
     stages=st.integers(2, 6),
     microbatches=st.integers(1, 12),
@@ -360,21 +361,16 @@ SHAPE = (128, 768)
 
 @pytest.mark.parametrize(
     "text",
-    ["none", "fp16", "bf16", "q4", "q8t", "hq4", "q2.5+z", "top10", "top1", "top40", "qc0.5"],
+    ["none", "fp16", "bf16", "q4", "q8t", "q2.5+z", "top10", "top1", "top40", "qc0.5"],
 )
 def test_an_estimate_is_near_to_what_a_normal_sample_takes(text: str) -> None:
     spec = parse_codec_spec(text, Direction.FORWARD)
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     taken_bits = 8 * len(codec.from_spec(spec).encode(x).payload) / x.numel()
-    assert bits_per_value(spec, *SHAPE) == pytest.approx(taken_bits, rel=0.1, abs=0.05)
-
-
-def test_low_rank_pays_for_its_factors() -> None:
-    spec = parse_codec_spec("lowrank8", Direction.FORWARD)
-    assert bits_per_value(spec, *SHAPE) == 8 * 8 * (128 + 768) / (128 * 768)
+    assert bits_per_value(spec) == pytest.approx(taken_bits, rel=0.1, abs=0.05)
 
 
 def test_a_coarse_step_costs_no_less_than_nothing() -> None:
-    assert bits_per_value(parse_codec_spec("aqc8", Direction.FORWARD), *SHAPE) == 0.0
-    fine = bits_per_value(parse_codec_spec("aqc0.5", Direction.FORWARD), *SHAPE)
+    assert bits_per_value(parse_codec_spec("aqc8", Direction.FORWARD)) == 0.0
+    fine = bits_per_value(parse_codec_spec("aqc0.5", Direction.FORWARD))
     assert fine == pytest.approx(math.log2(4.1327 / 0.5), abs=1e-3)

@@ -8,8 +8,8 @@ import pytest
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.buffers.records import Samples
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.protocol.spec.digest import fingerprint_of
 
 OpenStore: TypeAlias = Callable[..., BufferStore]
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.ids import BlockIndex, RunId, SampleId
+from tests.draws import draws
 
 keys = st.builds(
     BufferKey,
@@ -85,7 +86,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(derandomize=True, deadline=None, max_examples=60)
+TestStoreMachine.settings = settings(derandomize=True, deadline=None, max_examples=draws(60))
 
 
 def test_a_redone_step_starts_from_the_same_bases() -> None:

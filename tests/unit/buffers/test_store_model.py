@@ -18,6 +18,7 @@ from swarm_ft.buffers.slab import Broken
 from swarm_ft.buffers.tiers import ReadJob, WriteJob
 from swarm_ft.ids import SampleId, StepNumber
 from swarm_ft.protocol.spec.training_plan import NEVER, VisitOrder, step_samples
+from tests.draws import draws
 from tests.specs import train_spec
 
 from .conftest import RUN, SLOT_BYTES, SPEC, key, record
@@ -309,7 +310,7 @@ class DiskMachine(RuleBasedStateMachine):
 
 TestDiskMachine = DiskMachine.TestCase
 TestDiskMachine.settings = settings(
-    derandomize=True, deadline=None, max_examples=60, stateful_step_count=60
+    derandomize=True, deadline=None, max_examples=draws(60), stateful_step_count=60
 )
 
 

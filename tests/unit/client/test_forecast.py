@@ -19,10 +19,10 @@ from swarm_ft.client.forecast import (
     forecast,
     with_mean_length,
 )
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.step_cost import SecondsRange, prior
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import (
     Adapter,

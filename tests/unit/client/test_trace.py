@@ -8,6 +8,7 @@ import pytest
 
 from swarm_ft.client import trace as trace_module
 from swarm_ft.client.trace import MAX_ROWS, Event, Rows, TraceEvents, TraceFile, open_trace
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.timeline import (
@@ -17,7 +18,6 @@ from swarm_ft.protocol.messages.timeline import (
     Spans,
     StepTimeline,
 )
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 
 

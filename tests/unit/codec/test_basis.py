@@ -10,20 +10,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm_ft.codec import basis as basis_module
+from swarm_ft.codec import side_info_needed
 from swarm_ft.codec.basis import (
-    NAME_BYTES,
-    PLAIN,
     Basis,
-    basis_name,
     learn_basis,
     max_directions,
 )
 from swarm_ft.codec.codebook import learn_codebook
+from swarm_ft.codec.side_info import NAME_BYTES, PLAIN
+from swarm_ft.codec.spec import CodecName, Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
+from tests.draws import draws
 
 CPU = torch.device("cpu")
 CHANNELS = 24
-property_test = settings(derandomize=True, deadline=None, max_examples=60)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(60))
 
 
 def generator(seed: int) -> torch.Generator:
@@ -384,9 +386,11 @@ def test_no_name_is_the_one_of_no_basis(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_payload_names_its_basis_first() -> None:
-    assert basis_name(b"abcdefgh") == b"abcd"
-    assert basis_name(PLAIN + b"efgh") == b""
-    assert basis_name(b"") == b""
+    spec = parse_codec_spec("qk1", Direction.FORWARD)
+    payloads = b"abcdefgh", PLAIN + b"efgh", b""
+    needed = [side_info_needed(EncodedTensor(spec, 1, 8, payload)) for payload in payloads]
+    assert needed == [b"abcd", b"", b""]
+    assert side_info_needed(EncodedTensor(replace(spec, name=CodecName.QC), 1, 8, b"abcd")) == b""
 
 
 # ---- hostile bytes

@@ -10,8 +10,9 @@ from torch import Tensor
 from swarm_ft.codec.batches import BatchDecoder, BatchEncoder, BufferCache, CompressedBoundary
 from swarm_ft.codec.for_hivemind import CodecCompression, register_compression
 from swarm_ft.codec.for_pipelining import ReceiveEnd, SendEnd
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import BadCodec, BadFrame, NonFinite, SwarmError
-from swarm_ft.protocol.spec.codec_spec import Direction
+from tests.draws import draws
 
 SHAPE = (3, 8, 16)
 
@@ -83,7 +84,7 @@ def test_buffers_have_a_bound_and_the_oldest_goes_first() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200)
+@settings(max_examples=draws(200))
 def test_whatever_comes_is_a_batch_or_refused(frame: bytes) -> None:
     decoder = BatchDecoder("aq4")
     try:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from swarm_ft.codec import codebook as codebook_module
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.basis import MOST_ENTRY_BITS, NAME_BYTES, PLAIN, Basis, learn_basis
+from swarm_ft.codec.basis import MOST_ENTRY_BITS, Basis, learn_basis
 from swarm_ft.codec.codebook import LEAST_ROWS, SIZE_BITS, CodebookCodec, learn_codebook
 from swarm_ft.codec.kernels.base import packed_bytes
+from swarm_ft.codec.side_info import NAME_BYTES, PLAIN
+from swarm_ft.codec.spec import Direction
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction
 from tests.codecs import assert_sender_has_the_value, parse
 
 CPU = torch.device("cpu")
@@ -61,7 +62,7 @@ def book(channels: int = CHANNELS, count: int = 512) -> Basis:
 def codec_of(name: str, basis: Basis | None = None) -> CodebookCodec:
     codec = parse(name, Direction.BACKWARD)
     assert isinstance(codec, CodebookCodec)
-    return codec.with_basis(basis)
+    return codec.with_side_info(basis)
 
 
 def error(codec: Codec, x: Tensor) -> float:
@@ -287,10 +288,10 @@ def test_another_basis_than_the_frame_names_is_refused_and_one_without_a_codeboo
     assert plain is not None
     for basis in (None, plain, taught(gradients(512, seed=8))):
         with pytest.raises(BadFrame, match="which this end does not have"):
-            codec.with_basis(basis).decode(encoded)
+            codec.with_side_info(basis).decode(encoded)
     payload = plain.name + encoded.payload[NAME_BYTES:]
     with pytest.raises(BadFrame, match="no codebook"):
-        codec.with_basis(plain).decode(forged(encoded, payload))
+        codec.with_side_info(plain).decode(forged(encoded, payload))
 
 
 @given(st.data())

@@ -11,17 +11,15 @@ from torch import Tensor
 
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.feedback import DeltaCodec
-from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.raw import Float32Codec, HalfCodec
+from swarm_ft.codec.spec import CodecSpec, Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.topk import TopKCodec
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 FAMILIES: dict[str, Callable[[CodecSpec], Codec]] = {
     "top": TopKCodec,
-    "low": LowRankCodec,
     "fp1": HalfCodec,
     "non": Float32Codec,
 }
@@ -29,7 +27,6 @@ DELTAS = {
     "aqtop10": "top10",
     "aqtop30+z": "top30",
     "top10+ef21": "top10",
-    "lowrank4+ef21": "lowrank4",
     "fp16+ef21": "fp16",
 }
 property_test = settings(derandomize=True, deadline=None, max_examples=20)
@@ -103,7 +100,7 @@ def test_error_on_a_fixed_value_contracts_to_nearly_nothing(name: str, visits: i
 
 
 def test_error_is_relative_to_the_change_not_to_the_value() -> None:
-    base, codec = gaussian(64, 16) * 1000, delta("lowrank4+ef21")
+    base, codec = gaussian(64, 16) * 1000, delta("fp16+ef21")
     x = base + gaussian(64, 16, seed=1) * 0.01
     assert (codec.decode(codec.encode(x, base), base) - x).norm() < (x - base).norm()
 

@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm_ft.codec import directional
-from swarm_ft.codec.basis import NAME_BYTES, PLAIN, Basis, learn_basis
+from swarm_ft.codec.basis import Basis, learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
+from swarm_ft.codec.side_info import NAME_BYTES, PLAIN
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from tests.codecs import assert_sender_has_the_value, parse
+from tests.draws import draws
 
 TOKENS, CHANNELS, DIRECTIONS = 60, 32, 6
-property_test = settings(derandomize=True, deadline=None, max_examples=40)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(40))
 
 
 def generator(seed: int) -> torch.Generator:
@@ -52,7 +54,7 @@ def along(name: str, rows: Tensor, x: Tensor, *, has_mean: bool = False) -> Dire
     codec = directional_codec(name)
     basis = learn_basis([rows], codec.step_of(x), has_mean=has_mean)
     assert basis is not None
-    return codec.with_basis(basis)
+    return codec.with_side_info(basis)
 
 
 def with_change(tokens: int = TOKENS, channels: int = CHANNELS) -> tuple[Tensor, Tensor]:
@@ -122,7 +124,7 @@ def test_without_a_basis_the_channels_are_coded_by_themselves(name: str) -> None
 @pytest.mark.parametrize("step", [0.05, 0.2, 0.5])
 def test_a_basis_makes_frames_of_few_directions_smaller(step: float) -> None:
     codec, x, base = change_codec(step)
-    plain = len(codec.with_basis(None).encode(x, base).payload)
+    plain = len(codec.with_side_info(None).encode(x, base).payload)
     assert len(codec.encode(x, base).payload) < 0.6 * plain
 
 
@@ -130,7 +132,7 @@ def test_a_mean_makes_first_activations_smaller() -> None:
     codec, x = first_codec()
     assert codec.basis is not None
     assert codec.basis.mean is not None
-    assert len(codec.encode(x).payload) < 0.6 * len(codec.with_basis(None).encode(x).payload)
+    assert len(codec.encode(x).payload) < 0.6 * len(codec.with_side_info(None).encode(x).payload)
 
 
 def test_what_lies_beyond_the_directions_is_not_sent() -> None:
@@ -166,7 +168,7 @@ def foretold(step: float = 0.1) -> tuple[DirectionalCodec, Tensor, Tensor]:
     basis = learn_basis(changes[1:], codec.step_of(x), old_values=bases[1:])
     assert basis is not None
     assert basis.predictor is not None
-    return codec.with_basis(basis), x, bases[0]
+    return codec.with_side_info(basis), x, bases[0]
 
 
 @pytest.mark.parametrize("step", [0.05, 0.1, 0.5])
@@ -175,7 +177,7 @@ def test_what_the_base_foretells_need_not_be_sent(step: float) -> None:
     assert codec.basis is not None
     encoded = codec.encode(x, base)
     assert step_error(codec.decode(encoded, base), x, codec.step_of(x)) < 1.2
-    without = codec.with_basis(replace(codec.basis, predictor=None))
+    without = codec.with_side_info(replace(codec.basis, predictor=None))
     assert len(encoded.payload) < 0.85 * len(without.encode(x, base).payload)
 
 
@@ -183,7 +185,7 @@ def test_a_forecast_that_is_wrong_of_this_change_is_not_used() -> None:
     codec, x, base = foretold()
     assert codec.basis is not None
     other = base - (x - base)
-    without = codec.with_basis(replace(codec.basis, predictor=None))
+    without = codec.with_side_info(replace(codec.basis, predictor=None))
     sizes = [len(one.encode(other, base).payload) for one in (codec, without)]
     assert sizes[0] == sizes[1]
 
@@ -199,7 +201,7 @@ def test_bases_of_any_size_foretell_something_finite(height: float) -> None:
 def test_a_frame_that_is_foretold_by_a_basis_without_a_forecast_is_refused() -> None:
     codec, x, base = foretold()
     assert codec.basis is not None
-    plain = codec.with_basis(replace(codec.basis, predictor=None))
+    plain = codec.with_side_info(replace(codec.basis, predictor=None))
     assert plain.basis is not None
     forged = plain.basis.name + codec.encode(x, base).payload[NAME_BYTES:]
     with pytest.raises(BadFrame, match="without a predictor"):
@@ -214,7 +216,7 @@ def test_the_sender_has_the_value_that_the_receiver_reads(step: float) -> None:
     for codec, x, base in (change_codec(step), foretold(step)):
         assert_sender_has_the_value(codec, x, base)
         assert_sender_has_the_value(codec, base, base)
-        assert_sender_has_the_value(codec.with_basis(None), x, base)
+        assert_sender_has_the_value(codec.with_side_info(None), x, base)
     assert_sender_has_the_value(*first_codec(step), None)
 
 
@@ -288,7 +290,7 @@ def test_what_is_not_finite_is_not_encoded(value: float, has_basis: bool) -> Non
     codec, x, base = change_codec()
     x[3, 4] = value
     with pytest.raises(NonFinite):
-        (codec if has_basis else codec.with_basis(None)).encode(x, base)
+        (codec if has_basis else codec.with_side_info(None)).encode(x, base)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 32), (60, 1), (2, 3), (7, 5), (65, 33), (300, 16)])
@@ -320,7 +322,7 @@ def test_no_payload_is_larger_than_the_largest(
     for seed in range(5):
         x = worst(*shape, seed)
         codec = along(f"qk{step}", gaussian(64, shape[1]) * 100, gaussian(*shape))
-        encoded = (codec if has_basis else codec.with_basis(None)).encode(x)
+        encoded = (codec if has_basis else codec.with_side_info(None)).encode(x)
         assert len(encoded.payload) <= codec.max_payload_bytes(*shape)
         assert codec.decode(encoded).isfinite().all()
 
@@ -334,7 +336,7 @@ def test_a_frame_needs_the_basis_that_it_names() -> None:
     other = along("aqk0.1", gaussian(64), x)
     assert codec.basis is not None
     assert encoded.payload[:NAME_BYTES] == codec.basis.name
-    for wrong in (codec.with_basis(None), other, codec.with_basis(of_channels(16))):
+    for wrong in (codec.with_side_info(None), other, codec.with_side_info(of_channels(16))):
         with pytest.raises(BadFrame, match="basis"):
             wrong.decode(encoded, base)
 
@@ -350,13 +352,15 @@ def test_a_frame_that_names_a_basis_of_other_channels_is_refused() -> None:
     other = of_channels(16)
     forged = other.name + codec.encode(x, base).payload[NAME_BYTES:]
     with pytest.raises(BadFrame, match="basis"):
-        codec.with_basis(other).decode(EncodedTensor(codec.spec, TOKENS, CHANNELS, forged), base)
+        codec.with_side_info(other).decode(
+            EncodedTensor(codec.spec, TOKENS, CHANNELS, forged), base
+        )
 
 
 def test_a_plain_frame_needs_none_and_does_not_mind_one() -> None:
     codec, x, base = change_codec()
-    plain = codec.with_basis(None).encode(x, base)
-    assert torch.equal(codec.decode(plain, base), codec.with_basis(None).decode(plain, base))
+    plain = codec.with_side_info(None).encode(x, base)
+    assert torch.equal(codec.decode(plain, base), codec.with_side_info(None).decode(plain, base))
 
 
 # ---- hostile payloads
@@ -387,7 +391,7 @@ def small_codec(*, has_mean: bool) -> tuple[DirectionalCodec, Tensor]:
 @pytest.mark.parametrize("has_basis", [False, True])
 def test_every_cut_is_refused_or_finite(has_mean: bool, has_basis: bool) -> None:
     codec, x = small_codec(has_mean=has_mean)
-    payload = (codec if has_basis else codec.with_basis(None)).encode(x).payload
+    payload = (codec if has_basis else codec.with_side_info(None)).encode(x).payload
     for end in range(len(payload)):
         assert_refused_or_finite(codec, payload[:end], None, SMALL)
     for end in range(NAME_BYTES + 4):
@@ -412,7 +416,7 @@ def test_any_bytes_are_refused_or_finite(tail: bytes, is_named: bool, is_delta: 
     codec, _ = small_codec(has_mean=False)
     assert codec.basis is not None
     if is_delta:
-        codec = directional_codec("aqk0.1").with_basis(codec.basis)
+        codec = directional_codec("aqk0.1").with_side_info(codec.basis)
     name = codec.basis.name if codec.basis is not None and is_named else PLAIN
     base = gaussian(*SMALL) if is_delta else None
     assert_refused_or_finite(codec, name + tail, base, SMALL)

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.codec.sizes import PIECE_ROWS, ROW_VALUES
+from swarm_ft.codec.spec import Direction, parse_codec_spec, parse_dp_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.messages.reduction import PIECE_ROWS, ROW_VALUES
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec, parse_dp_spec
+from tests.draws import draws
 
 LOSSY = ["fp16", "bf16", "q8", "q4", "q2", "q1", "q4+z", "q2.5+z"]
 ALL = ["none", *LOSSY]
-property_test = settings(derandomize=True, deadline=None, max_examples=60)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(60))
 
 
 def codec_of(text: str) -> PieceCodec:

@@ -40,7 +40,6 @@ UNFIT = {
     "lanes of shifts": ("shifts_of", CODES, 3),
     "shifts": ("dequantize", X.short(), None, WIDE[0], WideGrid(seed=1, shifts=CODES)),
     "shifts of a turn": ("flip_signs", X.short(), 1, CODES),
-    "tiles": ("hadamard", X, 3),
 }
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from swarm_ft.codec import pack_buffer, unpack_buffer
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.narrow import read_scales
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from tests.codecs import parse
 
 WIDTHS = range(1, 9)

@@ -15,8 +15,8 @@ from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import to_device, to_host
 from swarm_ft.codec.basis import learn_basis
 from swarm_ft.codec.directional import DirectionalCodec
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.errors import NonFinite
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from tests.doubles.gpu import CountedGpu
 
 TOKENS, CHANNELS = 256, 384
@@ -112,7 +112,7 @@ def test_along_a_basis_an_encoder_asks_little_too() -> None:
     )
     assert basis is not None
     assert basis.predictor is not None
-    along = codec.with_basis(basis)
+    along = codec.with_side_info(basis)
     counted(along, x, base)  # the first frame brings the basis there
     gpu, payload = counted(along, x, base)
     assert payload == along.encode(x, base).payload

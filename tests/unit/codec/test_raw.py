@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm_ft.codec import pack_buffer, unpack_buffer
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from tests.codecs import parse
+from tests.draws import draws
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 MAX_BFLOAT16 = torch.finfo(torch.bfloat16).max
-property_test = settings(derandomize=True, deadline=None, max_examples=200)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(200))
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 rows = st.lists(floats, min_size=1, max_size=12)
 anywhere = st.tuples(rows, st.integers(-290, 127)).map(

@@ -11,9 +11,9 @@ from torch import Tensor
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.feedback import PredictiveCodec
 from swarm_ft.codec.kernels.base import packed_bytes
+from swarm_ft.codec.spec import Direction
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction
 from tests.codecs import parse
 
 MAX_FLOAT = torch.finfo(torch.float32).max

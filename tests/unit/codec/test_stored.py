@@ -16,9 +16,10 @@ from swarm_ft.codec.kernels.base import BLOCK, scale_of
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.errors import BadFrame, NonFinite
 from tests.codecs import parse
+from tests.draws import draws
 
 MAX_FLOAT = torch.finfo(torch.float32).max
-property_test = settings(derandomize=True, deadline=None, max_examples=100)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(100))
 few_bits = pytest.mark.parametrize("bits", [8, 4])
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 magnitudes = st.sampled_from([1e-45, 1e-38, 1e-30, 1e-8, 1.0, 1e5, 1e30, 1e38])

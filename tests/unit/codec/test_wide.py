@@ -15,9 +15,9 @@ from swarm_ft.codec.entropy import WideHeader
 from swarm_ft.codec.kernels.base import SLICES
 from swarm_ft.codec.kernels.cpu import NumbaKernels
 from swarm_ft.codec.kernels.reference import scale_table
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.wide import WideCodec
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from tests.codecs import parse
 
 FRAME_BYTES = 80

@@ -37,6 +37,7 @@ from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
 from swarm_ft.coordinator.watching import status_of
+from swarm_ft.digest import digest_of
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from swarm_ft.protocol.messages.contribution import ContributionReport
@@ -81,7 +82,6 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.reports import HeldBuffers, SampleSet, Traffic
 from swarm_ft.protocol.messages.shard import KeptShard, ShardFile, ShardName
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
-from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec

@@ -192,10 +192,10 @@ async def test_a_plan_has_the_whole_rates_of_a_link_and_those_beside_other_runs(
     async with asked(lambda: state, machine) as channel:
         placed = await call(channel, PLACE, PlaceRequest(spec=run_spec()), 5.0)
     found = {one.peer_id: one for one in placed.peers}
-    assert found["a"].machine == found["b"].machine == machine
-    assert found["a"].shared_up_bytes_per_s == pytest.approx(9 * used)
-    assert 9 * used < found["a"].shared_down_bytes_per_s < 100 * used
-    assert (found["c"].num_runs, found["c"].shared_up_bytes_per_s) == (0, 0.0)
+    assert found[PeerId("a")].machine == found[PeerId("b")].machine == machine
+    assert found[PeerId("a")].shared_up_bytes_per_s == pytest.approx(9 * used)
+    assert 9 * used < found[PeerId("a")].shared_down_bytes_per_s < 100 * used
+    assert (found[PeerId("c")].num_runs, found[PeerId("c")].shared_up_bytes_per_s) == (0, 0.0)
 
 
 def test_what_other_programs_ask_for_is_what_members_do_not_use() -> None:

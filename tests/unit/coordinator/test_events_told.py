@@ -12,8 +12,8 @@ from swarm_ft.coordinator.facts.events import EmitEvent, EventRecord
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.journal import journal as journal_module
+from swarm_ft.coordinator.journal.columns import recorded
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.coordinator.journal.reason_text import recorded
 from swarm_ft.coordinator.watching import event_message, overview
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import Caller, Role

@@ -51,7 +51,7 @@ from swarm_ft.coordinator.recording.files import (
     text_of,
 )
 from swarm_ft.coordinator.recording.recorder import PASSED_S, Recorder, Surroundings
-from swarm_ft.coordinator.recording.values import decode_value, encode_value
+from swarm_ft.coordinator.recording.values import RECORDED
 from swarm_ft.coordinator.replay import at_end, at_time, moments
 from swarm_ft.errors import BadInput, BadOption, JournalError
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
@@ -333,7 +333,7 @@ def test_a_recording_of_an_earlier_commit_is_replayed(tmp_path: Path, earlier: E
         ({"run_id": "r", "actor": 2}, RunCancelled(RunId("r"), Actor.OWNER)),
         ({"run_id": "r", "reason": "torn"}, TokensLost(RunId("r"), "torn")),
         (
-            {"run_id": "r", "snapshot": encode_value(SAVED), "reason": "full"},
+            {"run_id": "r", "snapshot": RECORDED.encode(SAVED), "reason": "full"},
             SnapshotLost(RunId("r"), SAVED, "full"),
         ),
         ({"may_go": True, "words": "", "seconds": 0.0}, Progress(may_go=True)),
@@ -348,7 +348,7 @@ def test_a_recording_of_an_earlier_commit_is_replayed(tmp_path: Path, earlier: E
     ],
 )
 def test_values_of_earlier_versions_have_todays_fields(found: object, value: object) -> None:
-    assert decode_value(type(value), found) == value
+    assert RECORDED.decode(type(value), found) == value
 
 
 def test_a_file_says_who_wrote_it(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ async def test_announced_addresses_replace_those_listened_on() -> None:
 # ---- coming back
 
 
+@pytest.mark.thorough
 async def test_a_client_comes_back_to_a_node_that_was_away(tmp_path: Path) -> None:
     node = DhtOptions(
         identity_path=tmp_path / "identity", host_maddrs=(f"/ip4/127.0.0.1/tcp/{free_port()}",)
@@ -344,6 +345,7 @@ async def _child(address: str, tmp_path: Path) -> asyncio.subprocess.Process:
     return child
 
 
+@pytest.mark.thorough
 async def test_ctrl_c_on_the_process_group_withdraws_and_leaves_quietly(tmp_path: Path) -> None:
     async with opened() as directory:
         child = await _child(directory.addresses[0], tmp_path)
@@ -354,6 +356,7 @@ async def test_ctrl_c_on_the_process_group_withdraws_and_leaves_quietly(tmp_path
         assert _daemons_of(tmp_path) == []
 
 
+@pytest.mark.thorough
 async def test_a_killed_process_takes_its_daemon_with_it(tmp_path: Path) -> None:
     async with opened() as directory:
         child = await _child(directory.addresses[0], tmp_path)

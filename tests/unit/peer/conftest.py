@@ -15,17 +15,17 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import SystemClock
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.peer.boundary.bases import Bases
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.boundary.end import Boundary
+from swarm_ft.peer.boundary.side_info import SideInfoStore
 from swarm_ft.peer.links import ChannelEnd, LinkChannel, Links
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES
 from swarm_ft.protocol.messages.boundary import BoundaryHello, FrameKey
 from swarm_ft.protocol.messages.link import ChannelMessage
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.run_spec import Codecs, LrSchedule, RunSpec, TrainSpec
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -127,7 +127,7 @@ class End:
     def __init__(self, spec: RunSpec, sends: Direction, pool: Executor) -> None:
         self.sends = sends
         self.store = BufferStore()
-        self.bases = Bases()
+        self.bases = SideInfoStore()
         self.arrivals: asyncio.Queue[tuple[FrameKey, torch.Tensor]] = asyncio.Queue()
         self.taken: asyncio.Queue[FrameKey] = asyncio.Queue()
         self.timeline = Timeline(SystemClock(), lambda _message: None)
@@ -151,7 +151,7 @@ class End:
             run_id=RunId("run"),
             boundary=BOUNDARY_BLOCK,
             store=self.store,
-            bases=self.bases,
+            side_info=self.bases,
         )
         self.boundary = Boundary(
             self.hello(name),

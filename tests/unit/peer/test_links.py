@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import (
     InternalError,
     NonFinite,
@@ -45,7 +46,6 @@ from swarm_ft.protocol.messages.boundary import (
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.control import MAX_MEASURED_LINKS
 from swarm_ft.protocol.messages.link import LinkHello, LinkMessage, LinkPing, LinkPong
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
 from tests.codecs import parse

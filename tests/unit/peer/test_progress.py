@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.peer.step import StepProgress
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.reports import Traffic
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.microbatch import Microbatch
 
 STEP = StepNumber(3)

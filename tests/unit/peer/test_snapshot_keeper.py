@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from swarm_ft.digest import file_stem
 from swarm_ft.errors import Unavailable
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
@@ -24,7 +25,6 @@ from swarm_ft.protocol.messages.control import (
     ShardLost,
 )
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, KeptShard, ShardFile, ShardName
-from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.transfer import Downloader, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Handler, Method

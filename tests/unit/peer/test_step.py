@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from swarm_ft.clock import SystemClock
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import Attempt, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.end import Boundary
@@ -23,7 +24,6 @@ from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.pipeline import PARTS, min_microbatches
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.control import EvalSum, PlanStep
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import EvalCompression
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN, START

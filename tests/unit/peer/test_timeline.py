@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer import timeline as timeline_module
 from swarm_ft.peer.timeline import NUM_PROBES, Timeline
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, FromPeer, PlanStep
 from swarm_ft.protocol.messages.timeline import ClockEstimate, Span, SpanKind, StepTimeline
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.transport.base import Transport
 from tests.doubles.clock import ManualClock

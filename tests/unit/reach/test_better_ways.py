@@ -44,7 +44,7 @@ async def called() -> AsyncIterator[list[socket.socket]]:
 
 
 async def dial(tunnels: Tunnels, called: list[socket.socket]) -> socket.socket:
-    sock = await tunnels.place_to("other").connect("127.0.0.1:1")
+    sock = tunnels.place_to("other").connect("127.0.0.1:1")
     called.append(sock)
     return sock
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from swarm_ft import systems
 from swarm_ft.errors import NotAllowed
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.tickets import LIFETIME_S, Ticket, check_ticket, member_hash, sign_ticket
@@ -56,11 +55,9 @@ async def front() -> AsyncIterator[Front]:
     await front.close()
 
 
-@pytest.fixture(params=["path", "port"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPlace]:
-    """Place of gRPC: a path, or, as on Windows, a port; the test owns its connections."""
-    if request.param == "port":
-        monkeypatch.setattr(systems, "HAS_SOCKET_PATHS", False)
+@pytest.fixture
+def place() -> Iterator[LocalPlace]:
+    """Place of gRPC; the test owns its connections."""
     places = LocalPlaces()
     yield places.new()
     places.close()

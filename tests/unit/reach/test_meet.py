@@ -11,7 +11,6 @@ from random import Random
 
 import pytest
 
-from swarm_ft import systems
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.facts.connectivity import pair_of
 from swarm_ft.coordinator.meetings import Introductions
@@ -77,11 +76,10 @@ def grpc_of(credentials: Credentials) -> GrpcTransport:
     return GrpcTransport(GrpcOptions(credentials=credentials))
 
 
-@pytest.fixture(params=["linux", "windows"])
+@pytest.fixture(params=["linux", "macos"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows has neither sockets with paths nor `splice`."""
-    if request.param == "windows":
-        monkeypatch.setattr(systems, "HAS_SOCKET_PATHS", False)
+    """macOS has no `splice`."""
+    if request.param == "macos":
         monkeypatch.delattr(os, "splice")
 
 

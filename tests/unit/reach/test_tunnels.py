@@ -34,7 +34,7 @@ class Coming:
 
 @asynccontextmanager
 async def connected(tunnels: Tunnels) -> AsyncIterator[socket.socket]:
-    with await tunnels.place_to("n").connect("127.0.0.1:1") as sock:
+    with tunnels.place_to("n").connect("127.0.0.1:1") as sock:
         yield sock
 
 

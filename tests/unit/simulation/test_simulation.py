@@ -333,7 +333,9 @@ def test_a_run_that_does_not_stop_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_result_that_is_not_the_best_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = judged(load_best_model_at_end=True)
     assert simulate(scenario).failures == ()
-    monkeypatch.setattr("swarm_ft.coordinator.decide.commits.best_to_load", lambda _run: None)
+    monkeypatch.setattr(
+        "swarm_ft.coordinator.decide.policies.ending.best_to_load", lambda _run: None
+    )
     assert any("the result has" in f for f in simulate(scenario).failures)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import fsspec
 import pytest
 
+from swarm_ft.digest import file_stem
 from swarm_ft.errors import BadOption, BadSnapshot, Unavailable
 from swarm_ft.ids import RunId, StepNumber
-from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles

@@ -22,7 +22,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import TaskKind, TrainOptions
 from swarm_ft.stage.checkpoint import open_checkpoint

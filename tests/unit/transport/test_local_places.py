@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
-
-from swarm_ft import systems
-from swarm_ft.errors import NotAllowed
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
 from swarm_ft.reach.transport import FrontedTransport
 from swarm_ft.transport.base import MessageStream, call
@@ -31,12 +27,6 @@ class Heard:
         await stream.send(SwarmStatus(members=(), runs=()))
 
 
-@pytest.fixture(params=["path", "port"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places as on Linux, and as on Windows."""
-    monkeypatch.setattr(systems, "HAS_SOCKET_PATHS", request.param == "path")
-
-
 @asynccontextmanager
 async def serving(heard: Heard) -> AsyncIterator[str]:
     transport = FrontedTransport(GrpcTransport(), plaintext=True)
@@ -53,7 +43,6 @@ async def ask(endpoint: str) -> None:
         await channel.close()
 
 
-@pytest.mark.usefixtures("kind")
 async def test_who_calls_through_the_front_is_known_by_its_own_endpoint() -> None:
     heard = Heard()
     async with serving(heard) as endpoint:
@@ -63,23 +52,11 @@ async def test_who_calls_through_the_front_is_known_by_its_own_endpoint() -> Non
     assert len(set(heard.remotes)) == 3, "each connection has a port of its own"
 
 
-async def test_a_port_for_this_process_is_none_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(systems, "HAS_SOCKET_PATHS", False)
-    heard, places = Heard(), LocalPlaces()
-    place = places.new()
-    server = await GrpcTransport().serve_at(place, {STATUS: heard})
-    with pytest.raises(NotAllowed, match="for its own process"):
-        await ask(place.target.removeprefix("ipv4:"))
-    assert not heard.remotes
-    await server.stop()
-
-
-@pytest.mark.usefixtures("kind")
-async def test_a_place_is_listened_at_and_connected_to() -> None:
+def test_a_place_is_listened_at_and_connected_to() -> None:
     places = LocalPlaces()
     one, other = places.new(), places.new()
     listeners = [place.listen() for place in (one, other)]
-    socks = [await place.connect("192.0.2.1:7000") for place in (one, other)]
+    socks = [place.connect("192.0.2.1:7000") for place in (one, other)]
     assert one.target != other.target
     for sock in (*socks, *listeners):
         sock.close()

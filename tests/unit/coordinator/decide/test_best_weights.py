@@ -26,6 +26,7 @@ from swarm_ft.protocol.messages.control import Assign, EvalSum, SaveStage, Stage
 from swarm_ft.protocol.messages.reports import ByteCounts
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
+from tests.draws import draws
 from tests.reasons import reason
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
@@ -143,7 +144,7 @@ def test_what_is_better_by_no_more_than_the_threshold_wears_patience_out(begin: 
     assert outcome(swarm)[:3] == (RunPhase.FINISHED, 4, 4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=draws(40))
 @given(data=st.data())
 def test_a_coordinator_that_is_killed_at_any_moment_ends_with_the_same(
     begin: Begin, data: st.DataObject

@@ -36,6 +36,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.spec.layers import LayerRange
+from tests.draws import draws
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUNS = (RunId("run-1"), RunId("run-2"))
@@ -248,7 +249,7 @@ def make_mob(make_swarm: type[Swarm], make_spec: MakeSpec) -> MakeMob:
     return lambda: Mob(make_swarm(), make_spec)
 
 
-@settings(derandomize=True, max_examples=250, deadline=None)
+@settings(derandomize=True, max_examples=draws(250), deadline=None)
 @given(script=scripts, num_blocks=st.sampled_from([2, 4, 4, 4]))
 def test_no_order_of_events_breaks_the_coordinator(
     make_mob: MakeMob, script: Script, num_blocks: int
@@ -258,7 +259,7 @@ def test_no_order_of_events_breaks_the_coordinator(
     mob.play(script)
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(derandomize=True, max_examples=draws(100), deadline=None)
 @given(script=scripts)
 def test_honest_peers_can_still_train_after_any_order_of_events(
     make_mob: MakeMob,

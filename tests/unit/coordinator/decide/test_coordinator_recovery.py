@@ -13,6 +13,7 @@ from swarm_ft.coordinator.facts.events import PeerSaid, ResultCollected
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from tests.draws import draws
 from tests.reasons import missing
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
@@ -175,7 +176,7 @@ scripts = st.dictionaries(
 )
 
 
-@settings(derandomize=True, max_examples=120, deadline=None)
+@settings(derandomize=True, max_examples=draws(120), deadline=None)
 @given(script=scripts, random=st.randoms(use_true_random=False))
 def test_any_number_of_interruptions_leaves_the_commits_as_they_were(
     begin: Begin, quiet: Quiet, script: Script, random: Random

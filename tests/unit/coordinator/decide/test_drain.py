@@ -19,6 +19,7 @@ from swarm_ft.protocol.messages.client import MemberState, RunPhase
 from swarm_ft.protocol.messages.control import PeerResumed, SaveStage
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.draws import draws
 from tests.reasons import kinds_in, part_of, ranges_of, reason
 from tests.unit.coordinator.conftest import EVENT_S, RUN, FakePeer, MakeSpec, Swarm
 
@@ -543,7 +544,7 @@ def do(swarm: Swarm, peer: FakePeer, wish: str) -> None:
         swarm.leave(peer)
 
 
-@settings(max_examples=40)
+@settings(max_examples=draws(40))
 @given(wishes=wishes, keeps_snapshots=st.booleans(), slow=st.sets(st.sampled_from(NAMES)))
 def test_as_long_as_all_wait_until_they_may_go_no_step_is_lost(
     make_spec: MakeSpec,

@@ -25,6 +25,7 @@ from swarm_ft.protocol.messages.control import PeerAlive, SaveStage
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.draws import draws
 from tests.reasons import may_return, missing, reason
 from tests.specs import model_spec, train_spec
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
@@ -425,7 +426,7 @@ others = st.tuples(
 
 @settings(
     derandomize=True,
-    max_examples=60,
+    max_examples=draws(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -21,6 +21,7 @@ from swarm_ft.protocol.machines.pipeline import PARTS
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
 from swarm_ft.protocol.spec.run_spec import Optim, RunSpec
+from tests.draws import draws
 from tests.reasons import kinds_in, reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
@@ -214,7 +215,7 @@ def test_a_step_in_which_the_coordinator_stood_still_makes_nobody_late(
 HONEST, LIAR = ["a", "b"], "other"
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=draws(100), suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.tuples(st.sets(st.sampled_from([*HONEST, LIAR])), st.integers(0, 1 << 31)),

@@ -14,6 +14,7 @@ from swarm_ft.ids import BlockIndex, PeerId, SampleId
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.messages.reports import SampleSet
 from swarm_ft.protocol.spec.layers import LayerRange
+from tests.draws import draws
 
 NUM_SAMPLES = 2 * CHUNK_SAMPLES + 9
 A, A2, B, B2, C = (PeerId(name) for name in ("a", "a2", "b", "b2", "c"))
@@ -113,7 +114,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 LedgerMachine.TestCase.settings = settings(
-    derandomize=True, max_examples=60, stateful_step_count=20, deadline=None
+    derandomize=True, max_examples=draws(60), stateful_step_count=20, deadline=None
 )
 TestLedgerAgainstADictionary = LedgerMachine.TestCase
 

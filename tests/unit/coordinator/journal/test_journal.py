@@ -1,3 +1,4 @@
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -22,10 +23,12 @@ from swarm_ft.coordinator.facts.events import (
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.reputation import Reputation
 from swarm_ft.coordinator.facts.state import AttemptState, CommittedState, PlannedStep, Run
-from swarm_ft.coordinator.journal.journal import SCHEMA, VERSION, Journal
-from swarm_ft.coordinator.journal.reason_text import recorded
+from swarm_ft.coordinator.journal.columns import recorded
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.schema import SCHEMA, VERSION
 from swarm_ft.coordinator.journal.tokens import NewTokenFile
 from swarm_ft.coordinator.plan.membership import GATHER_S
+from swarm_ft.digest import digest_of
 from swarm_ft.errors import JournalError
 from swarm_ft.ids import (
     Attempt,
@@ -36,14 +39,15 @@ from swarm_ft.ids import (
     SampleId,
     StepNumber,
 )
+from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, StageAssignment
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.best import Best, Judged
-from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
+from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer
 from tests.unit.coordinator.conftest import MakeSpec
 
@@ -51,7 +55,7 @@ RUN = RunId("run-1")
 DIGEST = b"d" * 16
 WHY = Reason(kind=ReasonKind.DATA_UNREADABLE, text="why")
 NOW_S = 50.0
-PINNED_TABLES = "a8de54101a05945bf6653b76a037c1c6"
+PINNED_TABLES = "0052a745d873ed988043c0a161f937b3"
 Reopen: TypeAlias = Callable[[], Journal]
 ASSIGNMENTS = (
     StageAssignment(peer_id=PeerId("a"), layers=LayerRange(0, 2)),
@@ -235,7 +239,7 @@ def test_a_run_keeps_no_plan_but_its_last(journal: Journal, path: Path, run: Run
         journal.write([plan, commit_record(step)])
     journal.write([PlanRecord(RUN, StepNumber(3), Attempt(2), (planned(3, 1),))])
     journal.close()
-    assert rows(path, "SELECT * FROM plans") == [(RUN, 3, 2, "[[3, 1]]")]
+    assert rows(path, "SELECT * FROM plans") == [(RUN, 3, 2, "[[3,1]]")]
 
 
 def planned(*samples: int, index: int = 0) -> Microbatch:
@@ -402,7 +406,7 @@ def test_a_directory_is_no_journal(tmp_path: Path) -> None:
         "UPDATE runs SET phase=99",
         "UPDATE runs SET stages='[[1]]'",
         "UPDATE runs SET stages='not json'",
-        "UPDATE runs SET stages='[[\"a\", 3, 1]]'",
+        'UPDATE runs SET stages=\'[{"peer_id": "a", "layers": [3, 1]}]\'',
     ],
 )
 def test_a_damaged_run_has_failed_and_stops_no_other(
@@ -425,6 +429,37 @@ def test_a_damaged_run_has_failed_and_stops_no_other(
     assert whole == replace(other, gather_until_s=NOW_S + GATHER_S)
     with closing(sqlite3.connect(path)) as db:  # a later swarm-ft may read it
         assert db.execute("SELECT * FROM runs").fetchall() == rows
+
+
+def test_a_run_with_a_codec_of_an_earlier_version_has_failed_and_names_another(
+    journal: Journal, path: Path, run: Run
+) -> None:
+    changed = replace(run, run_id=RunId("run-2"))
+    for one in (run, changed):
+        journal.write_run(one, DIGEST)
+    journal.close()
+    earlier = run_pb2.RunSpec.FromString(RUN_SPEC.to_bytes(run.spec))
+    earlier.train.backward_codec = "top10+efmix"
+    steering = {"is_paused": False, "rates": [], "codecs": [[3, "aq2", "lowrank8"]], "requests": []}
+    with closing(sqlite3.connect(path)) as db:
+        spec = earlier.SerializeToString()
+        db.execute("UPDATE runs SET spec=? WHERE run_id=?", (spec, RUN))
+        db.execute("INSERT INTO steerings VALUES ('run-2', ?)", (json.dumps(steering),))
+        db.commit()
+    with closing(Journal(str(path))) as book:
+        found = book.load(NOW_S)
+    assert [one.phase for one in found] == [RunPhase.FAILED] * 2
+    for one, reason in zip(
+        found,
+        (
+            "--bw: codec 'top10+efmix': swarm-ft no longer has +efmix; use +ef",
+            "--bw: codec 'lowrank8': swarm-ft no longer has lowrank; use q4+z",
+        ),
+        strict=True,
+    ):
+        assert one.detail is not None
+        assert one.detail.kind is ReasonKind.RUN_UNREADABLE
+        assert reason in one.detail.text
 
 
 def test_a_torn_page_is_a_journal_error(journal: Journal, path: Path, run: Run) -> None:
@@ -456,9 +491,9 @@ def test_a_closed_journal_writes_nothing(journal: Journal, run: Run) -> None:
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        (0, "expected version 8 to 11, found 0; end its runs with the swarm-ft that wrote it"),
-        (7, "expected version 8 to 11, found 7; end its runs with the swarm-ft that wrote it"),
-        (12, "expected version 11 or earlier, found 12, which a later swarm-ft wrote; update"),
+        (0, "expected version 8 to 12, found 0; end its runs with the swarm-ft that wrote it"),
+        (7, "expected version 8 to 12, found 7; end its runs with the swarm-ft that wrote it"),
+        (13, "expected version 12 or earlier, found 13, which a later swarm-ft wrote; update"),
     ],
 )
 def test_a_journal_of_another_version_is_refused_in_one_line_and_left_as_it_is(
@@ -479,8 +514,8 @@ def test_a_journal_of_another_version_is_refused_in_one_line_and_left_as_it_is(
 
 
 def test_the_tables_change_only_with_the_version() -> None:
-    """Raise `journal.VERSION`, add a step to `migrations`, and see `tests.earlier_files` first."""
-    assert (VERSION, digest_of(SCHEMA.encode()).hex()) == (11, PINNED_TABLES)
+    """Raise `schema.VERSION`, add a step to `migrations`, and see `tests.earlier_files` first."""
+    assert (VERSION, digest_of(SCHEMA.encode()).hex()) == (12, PINNED_TABLES)
 
 
 @pytest.mark.parametrize("key", [None, b"k" * 32], ids=["plain", "encrypted"])

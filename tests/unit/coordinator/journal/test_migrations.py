@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.coordinator.facts.reasons import ReasonKind
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
+from swarm_ft.coordinator.facts.state import RateChange, Repartition, Steering, SteeringRequest
 from swarm_ft.coordinator.journal import migrations
-from swarm_ft.coordinator.journal.journal import VERSION, Journal
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.schema import VERSION
 from swarm_ft.errors import JournalError
-from swarm_ft.ids import SampleId
-from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.ids import PeerId, SampleId, StepNumber
+from swarm_ft.protocol.messages.client import CodecChange, RunPhase
+from swarm_ft.protocol.messages.control import SavedStage, StageAssignment
+from swarm_ft.protocol.messages.events import Actor, EventKind
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.priority import Claim
+from swarm_ft.protocol.spec.quality import QualityControl
+from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.earlier import salvaged_spec, upgraded_specs
 from tests.earlier_files import ALL, CANCELLED, DONE_STEPS, NUM_STEPS, RUN, SEALED, Earlier
@@ -101,6 +109,83 @@ def test_a_migration_that_ends_half_way_changes_nothing_and_is_made_again(
     with closing(Journal(str(path))) as journal:
         assert [run.phase for run in journal.load(0.0)] == [RunPhase.CANCELLED, RunPhase.WAITING]
         assert all(event.event.reason is not None for event in journal.events(2, 3))
+
+
+STEERING_11 = (
+    '{"is_paused": true, "rates": [[3, 0.25]], "codecs": [[2, "aq4", "q8"]], '
+    '"quality": {"allowed": 0.01, "step_size": 0.5, "num_measured": 2, "excess": 0.125, '
+    '"adapts": false}, "measured_steps": 2, "requests": [[1, 34, 2, "{\\"kind\\":'
+    '\\"paused-by-owner\\",\\"layers\\":[[0,1]],\\"step\\":2,\\"num_more\\":0,'
+    '\\"actor\\":3}"]]}'
+)
+MOVING_11 = (
+    '{"step": 2, "hosts": [["a", 0, 1], ["b", 1, 2]], "before_s": 2.0, "after_s": 1.5, '
+    '"has_begun": false}'
+)
+SAVED_11 = '[[0, 1, "000102030405060708090a0b0c0d0e0f", 7, "a", "c"]]'
+"""Values as version 11 wrote them."""
+VERSION_11 = next(one for one in ALL if one.journal == 11)
+
+
+def test_values_of_version_11_come_back(tmp_path: Path) -> None:
+    path = journal_of(VERSION_11, tmp_path)
+    with closing(sqlite3.connect(path)) as file:
+        for table, *values in (
+            ("priorities", 5),
+            ("claims", "friends", 3),
+            ("steerings", STEERING_11),
+            ("movings", MOVING_11),
+        ):
+            marks = ", ".join("?" * (1 + len(values)))
+            file.execute(f"INSERT INTO {table} VALUES ({marks})", (RUN, *values))
+        file.execute("UPDATE snapshots SET stages=? WHERE step=2", (SAVED_11,))
+        file.commit()
+    with closing(Journal(str(path))) as journal:
+        run = next(run for run in journal.load(0.0) if run.run_id == RUN)
+    pause = Reason(
+        kind=ReasonKind.PAUSE_REQUESTED, layers=(LayerRange(0, 1),), step=2, actor=Actor.OPERATOR
+    )
+    assert (run.priority, run.claim) == (5, Claim("friends", 3))
+    assert run.steering == Steering(
+        is_paused=True,
+        rates=(RateChange(StepNumber(3), 0.25),),
+        codecs=(CodecChange(StepNumber(2), Codecs("aq4", "q8")),),
+        quality=QualityControl(0.01, 0.5, 2, 0.125),
+        measured_steps=2,
+        requests=(SteeringRequest(1, EventKind.RUN_PAUSED, 2, pause),),
+    )
+    assert run.moving == Repartition(
+        step=StepNumber(2),
+        assignments=(
+            StageAssignment(peer_id=PeerId("a"), layers=LayerRange(0, 1)),
+            StageAssignment(peer_id=PeerId("b"), layers=LayerRange(1, 2)),
+        ),
+        before_s=2.0,
+        after_s=1.5,
+    )
+    assert [str(stage.layers) for stage in run.stages] == ["0-1", "1-2"]
+    older, newest = run.past.snapshots
+    assert [len(older.stages), newest.step] == [2, 2]
+    assert newest.stages == (
+        SavedStage(
+            layers=LayerRange(0, 1),
+            digest=bytes(range(16)),
+            total_bytes=7,
+            keepers=(PeerId("a"), PeerId("c")),
+        ),
+    )
+
+
+@pytest.mark.parametrize("table", ["steerings", "movings"])
+def test_a_run_with_a_damaged_value_has_failed_and_stops_no_other(
+    tmp_path: Path, table: str
+) -> None:
+    path = journal_of(VERSION_11, tmp_path)
+    with closing(sqlite3.connect(path)) as file:
+        file.execute(f"INSERT INTO {table} VALUES (?, ?)", (RUN, '{"rates": 1}'))
+        file.commit()
+    with closing(Journal(str(path))) as journal:
+        assert [run.phase for run in journal.load(0.0)] == [RunPhase.CANCELLED, RunPhase.FAILED]
 
 
 @EARLIER_SPECS

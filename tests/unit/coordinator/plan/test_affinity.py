@@ -18,6 +18,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
+from tests.draws import draws
 from tests.specs import train_spec
 
 STRANGER = PeerId("stranger")
@@ -55,7 +56,7 @@ def loads(microbatches: Sequence[Microbatch], num_stages: int) -> list[Counter[i
 pipelines = st.lists(st.integers(1, 4), min_size=2, max_size=4).filter(lambda sizes: max(sizes) > 1)
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=draws(150), deadline=None)
 @given(sizes=pipelines, size=st.integers(1, 4), count=st.integers(1, 9), data=st.data())
 def test_loads_are_as_even_as_without_buffers_and_plans_are_a_function(
     sizes: list[int], size: int, count: int, data: st.DataObject

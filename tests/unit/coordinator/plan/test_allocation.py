@@ -20,6 +20,7 @@ from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerHello
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.protocol.spec.priority import Claim
+from tests.draws import draws
 from tests.unit.coordinator.conftest import _spec as make_spec
 
 LATER_S = 1000.0
@@ -229,7 +230,7 @@ def drawn(seed: int) -> SwarmState:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 def test_nobody_works_for_two_and_who_trains_keeps_what_it_needs(seed: int) -> None:
     state = drawn(seed)
     sharing = allocate_members(state, LATER_S)
@@ -245,7 +246,7 @@ def test_nobody_works_for_two_and_who_trains_keeps_what_it_needs(seed: int) -> N
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @example(1823)
 @example(3368)
 def test_all_who_can_help_somebody_are_used(seed: int) -> None:
@@ -275,7 +276,7 @@ def test_all_who_can_help_somebody_are_used(seed: int) -> None:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 def test_nobody_starves(seed: int) -> None:
     """Check that a run that needs all peers begins, though small runs come all the time."""
     rng, whole = Random(seed), make_spec(num_blocks=6)

@@ -20,6 +20,7 @@ from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, RunSpec
+from tests.draws import draws
 from tests.specs import run_spec
 
 LATER_S = 1000.0
@@ -91,7 +92,7 @@ def some_ways(draw: st.DrawFn, names: Sequence[str]) -> Connectivity:
 # ---- how good
 
 
-@settings(derandomize=True, max_examples=60, deadline=None)
+@settings(derandomize=True, max_examples=draws(60), deadline=None)
 @given(st.data(), st.lists(st.booleans(), min_size=1, max_size=6))
 def test_among_few_stages_no_order_is_better(data: st.DataObject, are_free: list[bool]) -> None:
     names = names_of(len(are_free))
@@ -110,7 +111,7 @@ def test_among_few_stages_no_order_is_better(data: st.DataObject, are_free: list
     assert relayed_links(placed, ways) == min(relayed_links(other, ways) for other in others)
 
 
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(derandomize=True, max_examples=draws(40), deadline=None)
 @given(st.data(), st.integers(1, MAX_SEARCHED + 8), st.integers(1, 8))
 def test_an_order_is_never_worse_than_the_given_one_and_the_same_each_time(
     data: st.DataObject, num_peers: int, num_blocks: int

@@ -23,6 +23,7 @@ from swarm_ft.protocol.messages.control import PeerHello, stages_of
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, Adapter, RunSpec
+from tests.draws import draws
 from tests.reasons import missing, reason
 from tests.unit.coordinator.conftest import MakeSpec
 
@@ -361,7 +362,7 @@ def smallest_gap(offered: Sequence[tuple[int, int] | None]) -> int:
     return min(sizes)
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(derandomize=True, max_examples=draws(300), deadline=None)
 @given(offered=st.lists(ranges, max_size=8))
 def test_what_is_waited_for_is_the_smallest_gap(
     model: MakeModel, offered: Sequence[tuple[int, int] | None]
@@ -374,7 +375,7 @@ def test_what_is_waited_for_is_the_smallest_gap(
         assert sum(map(len, placement.reason.layers)) == gap
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(derandomize=True, max_examples=draws(300), deadline=None)
 @given(
     offered=offers,
     memories=st.lists(st.sampled_from([1, 4000, 8000, 24000]), min_size=1, max_size=4),
@@ -410,7 +411,7 @@ grants = st.builds(
 )
 
 
-@settings(derandomize=True, max_examples=500, deadline=None)
+@settings(derandomize=True, max_examples=draws(500), deadline=None)
 @given(
     offered=st.lists(st.tuples(st.one_of(st.none(), ranges), grants), max_size=8),
     trusted=st.sets(st.sampled_from(["p0", "p1", "p2", "p3"])),
@@ -441,7 +442,7 @@ def test_no_assignment_is_more_than_was_granted(
             assert not trusted or host.peer_id in trusted
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=draws(200), deadline=None)
 @given(blind=st.lists(st.booleans(), min_size=1, max_size=8), num_blocks=st.integers(1, 12))
 def test_one_automatic_peer_that_sees_tokens_is_enough(
     model: MakeModel, blind: list[bool], num_blocks: int
@@ -455,7 +456,7 @@ def test_one_automatic_peer_that_sees_tokens_is_enough(
     assert bool(placement.assignments) == (not all(blind))
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(derandomize=True, max_examples=draws(100), deadline=None)
 @given(num_blocks=st.integers(1, 40), num_peers=st.integers(1, 12))
 def test_shares_of_equal_peers_differ_by_one_block_at_most(
     model: MakeModel, num_blocks: int, num_peers: int

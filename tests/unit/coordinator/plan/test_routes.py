@@ -19,6 +19,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
+from tests.draws import draws
 from tests.specs import train_spec
 from tests.unit.coordinator.conftest import MakeSpec
 
@@ -52,7 +53,7 @@ def test_without_replicas_microbatches_are_in_the_order_of_the_data(train: MakeT
 
 @settings(
     derandomize=True,
-    max_examples=100,
+    max_examples=draws(100),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -199,7 +200,7 @@ def test_after_a_restart_only_what_is_done_has_a_place(train: MakeTrain) -> None
 
 @settings(
     derandomize=True,
-    max_examples=200,
+    max_examples=draws(200),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -257,7 +258,7 @@ def test_who_reaches_all_leaves_to_others_whom_they_reach(train: MakeTrain) -> N
     assert routes_through(spec, stages, ways) == {(0, 1), (1, 0)}
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(derandomize=True, max_examples=draws(100), deadline=None)
 @given(st.data(), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(1, 12))
 def test_whatever_is_known_of_ways_nobodys_load_changes(
     data: st.DataObject, sizes: list[int], count: int

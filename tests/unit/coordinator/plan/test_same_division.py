@@ -23,6 +23,7 @@ from swarm_ft.protocol.messages.control import HeldStage, PeerHello, PeerLeaving
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import NO_CLAIM, Claim
+from tests.draws import draws
 from tests.reasons import reason
 from tests.reference import placement as first_placement
 from tests.reference import sharing as first_sharing
@@ -175,7 +176,7 @@ def same(sharing: Allocation, first: first_sharing.Sharing) -> bool:
 
 
 @given(DRAWN)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=draws(400), deadline=None)
 def test_members_are_divided_as_ever(seed: int) -> None:
     state = Drawn(seed).state
     assert same(allocate_members(state, NOW_S), first_sharing.shared(state, NOW_S))
@@ -184,7 +185,7 @@ def test_members_are_divided_as_ever(seed: int) -> None:
 
 
 @given(DRAWN)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=draws(400), deadline=None)
 def test_placements_are_those_of_ever(seed: int) -> None:
     drawn = Drawn(seed, max_peers=20)
     for run in drawn.state.runs.values():
@@ -197,7 +198,7 @@ def test_placements_are_those_of_ever(seed: int) -> None:
 
 
 @given(DRAWN)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 def test_room_is_made_as_ever(seed: int) -> None:
     state = Drawn(seed).state
     for run in state.active_runs:
@@ -205,7 +206,7 @@ def test_room_is_made_as_ever(seed: int) -> None:
 
 
 @given(DRAWN)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 def test_an_answer_that_is_remembered_is_the_one_that_would_be_found(seed: int) -> None:
     """Check successive states that share a memo, again and again."""
     drawn = Drawn(seed, max_peers=8, max_runs=5)
@@ -217,7 +218,7 @@ def test_an_answer_that_is_remembered_is_the_one_that_would_be_found(seed: int) 
 
 
 @given(DRAWN)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 def test_what_is_heard_of_members_changes_no_input(seed: int) -> None:
     state = Drawn(seed).state
     before = division_inputs(state, NOW_S)

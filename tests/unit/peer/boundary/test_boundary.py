@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from swarm_ft.buffers import BufferKey, BufferStore, End
+from swarm_ft.codec import side_info_needed
 from swarm_ft.codec.basis import Basis, learn_basis
+from swarm_ft.codec.side_info import SideInfo
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -21,23 +25,21 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, RunId, SampleId
-from swarm_ft.peer.boundary.bases import BasisKey, BasisKind
-from swarm_ft.peer.boundary.basis_transfer import LEAST_PART_BYTES
-from swarm_ft.peer.boundary.coder import FrameCoder, basis_needed
+from swarm_ft.peer.boundary.coder import FrameCoder
+from swarm_ft.peer.boundary.side_info import SideInfoKey, TensorKind
+from swarm_ft.peer.boundary.side_info_transfer import LEAST_PART_BYTES
 from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession, SessionEffect
 from swarm_ft.protocol.messages.boundary import (
     Ack,
-    EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
     KeyFrameRequest,
     SessionMessage,
-    SharedBasis,
+    SideInfoPart,
 )
 from swarm_ft.protocol.messages.reports import Traffic
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 from swarm_ft.protocol.wire.frames import wire_bytes
 from swarm_ft.transport.base import Transport
@@ -750,20 +752,20 @@ def along(make_spec: MakeSpec) -> RunSpec:
     return make_spec(forward_codec="aqk0.5", key_codec="qk0.5")
 
 
-def shared_basis(seed: int) -> SharedBasis:
+def shared_basis(seed: int) -> SideInfoPart:
     """Some basis of the run's channels."""
     generator = torch.Generator().manual_seed(seed)
     basis = learn_basis([torch.randn(64, CHANNELS, generator=generator)], 0.1)
     assert basis is not None
-    return SharedBasis(basis.data)
+    return SideInfoPart(basis.data)
 
 
-GRADIENTS = BasisKey(BLOCK, BasisKind.GRADIENT)
+GRADIENTS = SideInfoKey(BLOCK, TensorKind.GRADIENT)
 TAUGHT = 5
 
 
-def name_of(basis: SharedBasis) -> bytes:
-    return Basis.from_bytes(basis.basis, CHANNELS).name
+def name_of(basis: SideInfoPart) -> bytes:
+    return Basis.from_bytes(basis.data, CHANNELS).name
 
 
 async def taught(up: BoundaryEnd, down: BoundaryEnd, steps: int = 3) -> None:
@@ -774,7 +776,7 @@ async def taught(up: BoundaryEnd, down: BoundaryEnd, steps: int = 3) -> None:
 
 async def receive_step(
     hand: Hand, up: BoundaryEnd, step: int, *, learns_at_once: bool = False
-) -> list[Frame | SharedBasis]:
+) -> list[Frame | SideInfoPart]:
     """Return the sender's messages of a step in order; acknowledge and commit it.
 
     What comes next is learned as its step begins, or only when that is to say it.
@@ -783,20 +785,20 @@ async def receive_step(
         up.bases.learn()
     up.begin(step, SAMPLES)
     up.send(step, tensors(step))
-    received: list[Frame | SharedBasis] = []
+    received: list[Frame | SideInfoPart] = []
     while sum(isinstance(message, Frame) for message in received) < len(SAMPLES):
         message = await hand.receive()
-        assert isinstance(message, Frame | SharedBasis), message
+        assert isinstance(message, Frame | SideInfoPart), message
         received.append(message)
         if isinstance(message, Frame):
             await hand.send(Ack(message.key))
     await up.boundary.wait_settled()
-    names = {name_of(message) for message in received if isinstance(message, SharedBasis)}
+    names = {name_of(message) for message in received if isinstance(message, SideInfoPart)}
     for basis in coming(up):
         if basis.name in names:
             continue
         message = await hand.receive()
-        assert isinstance(message, SharedBasis)
+        assert isinstance(message, SideInfoPart)
         assert name_of(message) == basis.name
         received.append(message)
     up.store.commit()
@@ -804,22 +806,23 @@ async def receive_step(
     return received
 
 
-def coming(up: BoundaryEnd) -> list[Basis]:
+def coming(up: BoundaryEnd) -> list[SideInfo]:
     """Return the bases that activations use only from the next step on."""
     found = [
-        up.bases.next_basis(BasisKey(BLOCK, kind)) for kind in (BasisKind.FIRST, BasisKind.CHANGE)
+        up.bases.next_info(SideInfoKey(BLOCK, kind))
+        for kind in (TensorKind.FIRST, TensorKind.CHANGE)
     ]
     return [basis for basis in found if basis is not None]
 
 
-def assert_sent_before_needed(messages: Sequence[Frame | SharedBasis]) -> list[bytes]:
+def assert_sent_before_needed(messages: Sequence[Frame | SideInfoPart]) -> list[bytes]:
     """The names that were said, once each, and before the first frame that needs them."""
     names: list[bytes] = []
     for message in messages:
-        if isinstance(message, SharedBasis):
+        if isinstance(message, SideInfoPart):
             names.append(name_of(message))
-        elif basis_needed(message):
-            assert basis_needed(message) in names
+        elif side_info_needed(message.tensor):
+            assert side_info_needed(message.tensor) in names
     assert len(names) == len(set(names))
     return names
 
@@ -850,11 +853,12 @@ async def test_a_new_basis_is_said_before_there_is_a_frame_that_needs_it(
             await receive_step(hand, up, step)
         up.begin(2, SAMPLES)
         message = await hand.receive()
-        assert isinstance(message, SharedBasis)
+        assert isinstance(message, SideInfoPart)
         up.send(2, tensors(2))
         frames = [await hand.receive() for _ in SAMPLES]
         assert all(
-            isinstance(one, Frame) and basis_needed(one) == name_of(message) for one in frames
+            isinstance(one, Frame) and side_info_needed(one.tensor) == name_of(message)
+            for one in frames
         )
 
 
@@ -868,8 +872,8 @@ async def test_a_basis_of_the_next_step_is_said_behind_the_last_frame_of_this_on
         steps = [await receive_step(hand, up, step) for step in range(5)]
         *frames, last = steps[3]
         assert all(isinstance(message, Frame) for message in frames)
-        assert isinstance(last, SharedBasis)
-        needed = [basis_needed(one) for one in steps[4] if isinstance(one, Frame)]
+        assert isinstance(last, SideInfoPart)
+        needed = [side_info_needed(one.tensor) for one in steps[4] if isinstance(one, Frame)]
         assert needed == [name_of(last)] * len(steps[4])
 
 
@@ -881,7 +885,7 @@ async def test_a_basis_that_is_learned_by_then_is_said_between_the_frames_of_thi
     async with at_work(up, down) as site:
         hand = await site.call()
         steps = [await receive_step(hand, up, step, learns_at_once=True) for step in range(5)]
-        assert [type(message) for message in steps[3][:3]] == [Frame, SharedBasis, Frame]
+        assert [type(message) for message in steps[3][:3]] == [Frame, SideInfoPart, Frame]
         assert_sent_before_needed([message for step in steps for message in step])
         assert all(isinstance(message, Frame) for message in steps[4])
 
@@ -914,8 +918,8 @@ async def test_frames_sent_again_over_a_new_stream_come_behind_their_basis(
             hand = await site.call(received=received)
             messages = [await hand.receive() for _ in range(1 + len(SAMPLES) - len(received))]
             frames = [message for message in messages if isinstance(message, Frame)]
-            assert isinstance(messages[0], SharedBasis)
-            assert {basis_needed(frame) for frame in frames} == {name_of(messages[0])}
+            assert isinstance(messages[0], SideInfoPart)
+            assert {side_info_needed(frame.tensor) for frame in frames} == {name_of(messages[0])}
         await hand.send(Ack(forward(1, 4)))
         await up.boundary.wait_settled()
 
@@ -954,7 +958,7 @@ async def test_the_bytes_of_a_basis_are_counted(
         hand = await site.call()
         messages = [message for step in range(5) for message in await receive_step(hand, up, step)]
         traffic = up.boundary.take_traffic()
-    bases = [message for message in messages if isinstance(message, SharedBasis)]
+    bases = [message for message in messages if isinstance(message, SideInfoPart)]
     assert len(bases) == 2
     assert traffic.forward_bytes == sum(map(wire_bytes, messages))
     assert traffic.relayed_bytes == 0
@@ -1048,43 +1052,43 @@ async def test_who_computes_gradients_may_say_no_more_codebooks_than_two_steps_n
     async with at_work(down, up) as site:
         down.begin(0, SAMPLES)
         hand = await site.call()
-        with pytest.raises(OutOfTurn, match="4 bases in a step, got 5"):
+        with pytest.raises(OutOfTurn, match="4 pieces in a step, got 5"):
             await hand.fails(*(shared_basis(seed) for seed in range(5)))
 
 
-HOSTILE_BASES: dict[str, tuple[Callable[[], list[SharedBasis]], type[SwarmError], str]] = {
-    "no bytes": (lambda: [SharedBasis(b"")], BadFrame, "or more, got 0"),
-    "crumbs": (lambda: [SharedBasis(b"\x5a", 500)], BadFrame, "or more, got 1"),
+HOSTILE_BASES: dict[str, tuple[Callable[[], list[SideInfoPart]], type[SwarmError], str]] = {
+    "no bytes": (lambda: [SideInfoPart(b"")], BadFrame, "or more, got 0"),
+    "crumbs": (lambda: [SideInfoPart(b"\x5a", 500)], BadFrame, "or more, got 1"),
     "one too large to be any": (
-        lambda: [SharedBasis(bytes(LEAST_PART_BYTES), 1 << 31)],
+        lambda: [SideInfoPart(bytes(LEAST_PART_BYTES), 1 << 31)],
         BadFrame,
         "expected at most",
     ),
     "parts that do not fit": (
-        lambda: [SharedBasis(bytes(LEAST_PART_BYTES), 700), SharedBasis(bytes(500), 0)],
+        lambda: [SideInfoPart(bytes(LEAST_PART_BYTES), 700), SideInfoPart(bytes(500), 0)],
         BadFrame,
         "expected 700 bytes more, got 500 and 0",
     ),
-    "noise": (lambda: [SharedBasis(b"\x5a" * 500)], BadFrame, "basis"),
+    "noise": (lambda: [SideInfoPart(b"\x5a" * 500)], BadFrame, "basis"),
     "a basis cut short": (
-        lambda: [SharedBasis(shared_basis(1).basis[:-1])],
+        lambda: [SideInfoPart(shared_basis(1).data[:-1])],
         BadFrame,
         "frame|basis",
     ),
     "one of other channels": (
-        lambda: [SharedBasis((1).to_bytes(2, "little") + bytes([9, 0, 0, 0, 0]))],
+        lambda: [SideInfoPart((1).to_bytes(2, "little") + bytes([9, 0, 0, 0, 0]))],
         BadFrame,
         "over 8 channels, got 1 over 9",
     ),
     "directions without end": (
-        lambda: [SharedBasis(b"\xff\xff" + bytes([CHANNELS, 0, 0, 0, 0]))],
+        lambda: [SideInfoPart(b"\xff\xff" + bytes([CHANNELS, 0, 0, 0, 0]))],
         BadFrame,
         "got 65535 over",
     ),
     "bases without end": (
         lambda: [shared_basis(seed) for seed in range(5)],
         OutOfTurn,
-        "expected at most 4 bases in a step, got 5",
+        "expected at most 4 pieces in a step, got 5",
     ),
 }
 
@@ -1095,7 +1099,7 @@ async def test_a_hostile_basis_costs_its_stream_and_harms_nothing(
     make_ends: MakeEnds,
     at_work: AtWork,
     transport: Transport,
-    bases: Callable[[], list[SharedBasis]],
+    bases: Callable[[], list[SideInfoPart]],
     error: type[SwarmError],
     match: str,
 ) -> None:
@@ -1114,7 +1118,7 @@ async def test_who_sends_gradients_has_no_basis_to_say(
     up, down = make_ends(along)
     async with at_work(up, down) as site:
         hand = await site.call()
-        with pytest.raises(OutOfTurn, match="expected no basis, got one"):
+        with pytest.raises(OutOfTurn, match="expected no side information"):
             await hand.fails(shared_basis(1))
 
 

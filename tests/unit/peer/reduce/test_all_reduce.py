@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.codec.sizes import ROW_VALUES
+from swarm_ft.codec.spec import parse_dp_spec
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -29,7 +31,6 @@ from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce, ReduceEffect
 from swarm_ft.protocol.messages.reduction import (
-    ROW_VALUES,
     Division,
     GradientPiece,
     Phase,
@@ -40,7 +41,6 @@ from swarm_ft.protocol.messages.reduction import (
     ReduceHello,
 )
 from swarm_ft.protocol.messages.reports import GradientTraffic
-from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire.frames import wire_bytes

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.codec.spec import parse_dp_spec
 from swarm_ft.errors import Unavailable
 from swarm_ft.ids import Attempt, RunId, StepNumber
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
 from swarm_ft.peer.state.learner import Backlog
 from swarm_ft.protocol.messages.control import CommitStep
-from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 
 
 def names_in(folder: Path) -> list[str]:

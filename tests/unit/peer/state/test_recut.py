@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from swarm_ft.buffers.records import BufferRecord
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import BadSnapshot
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state.recut import recut
@@ -12,7 +13,6 @@ from swarm_ft.peer.state.stage_state import (
     payloads,
     restore_residuals,
 )
-from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import BufferName, ShardContents
 

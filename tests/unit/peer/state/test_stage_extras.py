@@ -7,14 +7,15 @@ import torch
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import pack_buffer
+from swarm_ft.digest import fingerprint_of
 from swarm_ft.errors import BadSnapshot
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind
+from swarm_ft.peer.boundary.side_info import SideInfoKey, SideInfoStore, TensorKind
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state import stage_state
-from swarm_ft.peer.state.stage_state import restore_bases, restore_buffers, with_extras
-from swarm_ft.protocol.spec.digest import fingerprint_of
+from swarm_ft.peer.state.stage_state import restore_buffers, restore_side_info, with_extras
 from swarm_ft.snapshots.shard import ShardContents
+from tests.codecs import parse
 
 RUN, CHANNELS = RunId("run"), 8
 
@@ -51,27 +52,27 @@ def restored(contents: ShardContents) -> dict[BufferKey, BufferRecord]:
 def test_buffers_of_the_runs_bits_and_residuals_of_16_come_back(bits: int) -> None:
     store = filled(bits)
     assert len(store) == 9
-    assert restored(with_extras({}, store, Residuals(), Bases())) == dict(store.records())
+    assert restored(with_extras({}, store, Residuals(), SideInfoStore())) == dict(store.records())
 
 
-def learned_bases() -> Bases:
-    bases = Bases()
+def learned_bases() -> SideInfoStore:
+    bases, key = SideInfoStore(), SideInfoKey(BlockIndex(8), TensorKind.FIRST)
     for sample in range(3):
         x = torch.randn(20, CHANNELS, generator=torch.Generator().manual_seed(sample))
-        bases.record_frame(BasisKey(BlockIndex(8), BasisKind.FIRST), SampleId(sample), x, None, 0.1)
+        bases.record_frame(key, SampleId(sample), parse("qk0.1"), x, None)
     bases.commit()
     return bases
 
 
 def test_bases_come_back() -> None:
-    bases, again = learned_bases(), Bases()
+    bases, again = learned_bases(), SideInfoStore()
     contents = with_extras({}, BufferStore(), Residuals(), bases)
     assert contents.extras
-    restore_bases(again, CHANNELS, contents)
+    restore_side_info(again, CHANNELS, contents)
     expected, found = bases.export(), again.export()
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    restore_bases(again, CHANNELS, with_extras({}, BufferStore(), Residuals(), Bases()))
+    restore_side_info(again, CHANNELS, with_extras({}, BufferStore(), Residuals(), SideInfoStore()))
     assert not again.export(), "what a snapshot holds takes the place of what is here"
 
 
@@ -87,11 +88,11 @@ def test_bases_come_back() -> None:
 )
 def test_what_is_no_basis_is_no_snapshot(extras: dict[str, torch.Tensor]) -> None:
     with pytest.raises(BadSnapshot, match="start a new run"):
-        restore_bases(Bases(), CHANNELS, ShardContents(state={}, extras=extras))
+        restore_side_info(SideInfoStore(), CHANNELS, ShardContents(state={}, extras=extras))
 
 
 def test_a_store_without_buffers_has_nothing_to_write() -> None:
-    contents = with_extras({}, BufferStore(), Residuals(), Bases())
+    contents = with_extras({}, BufferStore(), Residuals(), SideInfoStore())
     assert not contents.extras
     assert restored(contents) == {}
 
@@ -99,7 +100,7 @@ def test_a_store_without_buffers_has_nothing_to_write() -> None:
 def test_what_a_snapshot_holds_takes_the_place_of_what_is_here() -> None:
     store = filled(16)
     before = dict(store.records())
-    contents = with_extras({}, store, Residuals(), Bases())
+    contents = with_extras({}, store, Residuals(), SideInfoStore())
     newer = key(8, End.SENT, 7)
     store.stage(newer, record(16, 99))
     store.stage(key(8, End.SENT, 3), record(16, 98))
@@ -114,7 +115,7 @@ def test_too_many_buffers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         stage_state, "MAX_BUFFER_BYTES", sum(len(r.payload) for r in before.values()) - 1
     )
-    contents = with_extras({}, store, Residuals(), Bases())
+    contents = with_extras({}, store, Residuals(), SideInfoStore())
     assert not contents.extras
     assert not contents.buffer_digests
     restore_buffers(store, RUN, CHANNELS, contents)
@@ -123,7 +124,7 @@ def test_too_many_buffers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -
 
 def test_buffers_that_are_not_what_their_digest_says_are_left_out() -> None:
     store = filled(4)
-    contents = with_extras({}, store, Residuals(), Bases())
+    contents = with_extras({}, store, Residuals(), SideInfoStore())
     torn, sizes = contents.extras["buffers/sent"], contents.extras["buffers/sent/sizes"]
     torn[sizes[0, 1] + sizes[1, 1] - 1] ^= 1
     expected = dict(store.records())
@@ -144,6 +145,6 @@ def test_buffers_that_are_not_what_their_digest_says_are_left_out() -> None:
     ],
 )
 def test_sizes_that_cannot_be_are_not_followed(sizes: torch.Tensor) -> None:
-    contents = with_extras({}, filled(4), Residuals(), Bases())
+    contents = with_extras({}, filled(4), Residuals(), SideInfoStore())
     wrong = restored(replace(contents, extras={**contents.extras, "buffers/sent/sizes": sizes}))
     assert {name.end for name in wrong} == {End.RECEIVED, End.RESIDUAL}

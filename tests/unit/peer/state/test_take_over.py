@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.codec.spec import parse_dp_spec
+from swarm_ft.digest import file_stem
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import OutOfTurn, Unavailable
 from swarm_ft.identity.roles import Role
@@ -33,8 +35,6 @@ from swarm_ft.protocol.messages.control import (
     StageOffered,
 )
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
-from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.transfer import serve_chunk_list, serve_chunks

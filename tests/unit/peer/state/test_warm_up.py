@@ -6,9 +6,9 @@ import pytest
 
 from swarm_ft import codec
 from swarm_ft.codec import Codec
+from swarm_ft.codec.spec import CodecSpec
 from swarm_ft.peer.state import stage_state
 from swarm_ft.peer.state.stage_state import compile_codecs
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
 from tests.unit.peer.conftest import MakeSpec
 
 
@@ -46,8 +46,8 @@ def test_every_codec_of_a_run_is_used_once(make_spec: MakeSpec, used: list[str])
     "codecs",
     [
         {"forward_codec": "none", "backward_codec": "none"},
-        {"forward_codec": "aqtop30", "backward_codec": "top10+efmix+z", "key_codec": "hq4"},
-        {"forward_codec": "aqc0.5", "backward_codec": "q3+ef21", "key_codec": "lowrank4"},
+        {"forward_codec": "aqtop30", "backward_codec": "top10+ef+z", "key_codec": "q4"},
+        {"forward_codec": "aqc0.5", "backward_codec": "q3+ef21", "key_codec": "q8"},
         {"forward_codec": "aq1.5+z", "backward_codec": "q1+z", "buffer_bits": 4},
     ],
 )

@@ -15,6 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.codec.sizes import PIECE_ROWS, ROW_VALUES
+from swarm_ft.codec.spec import CodecName, CodecSpec
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, OutOfTurn, ProtocolError
 from swarm_ft.ids import Attempt, StepNumber
 from swarm_ft.protocol.machines.all_reduce import (
@@ -24,10 +27,7 @@ from swarm_ft.protocol.machines.all_reduce import (
     Effects,
     TransmitPiece,
 )
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import (
-    PIECE_ROWS,
-    ROW_VALUES,
     Division,
     EncodeShare,
     GradientPiece,
@@ -40,7 +40,7 @@ from swarm_ft.protocol.messages.reduction import (
     SumShares,
     TakeSum,
 )
-from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
+from tests.draws import draws
 
 T = TypeVar("T")
 Event = tuple[Callable[[Any], None], Any]
@@ -270,7 +270,7 @@ def listeners_of(num_members: int) -> st.SearchStrategy[set[int]]:
     return st.sets(st.integers(0, num_members - 1), max_size=num_members - 1)
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=draws(200))
 @given(data=st.data(), num_members=st.integers(1, 5))
 def test_every_member_gets_every_sum_of_the_givers_once_in_their_order(
     data: st.DataObject, num_members: int
@@ -296,7 +296,7 @@ def test_a_gradient_of_many_windows_goes_through_them(listening: Collection[int]
     assert simulation.run() == [expected(simulation.divisions[-1])] * 2
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=draws(150))
 @given(data=st.data(), num_members=st.integers(2, 5), num_events=st.integers(0, 300))
 def test_all_that_cannot_go_on_lack_the_one_that_stopped_or_who_does(
     data: st.DataObject, num_members: int, num_events: int

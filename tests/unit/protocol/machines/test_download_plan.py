@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.download import MAX_RANGE_CHUNKS, DownloadPlan
+from tests.draws import draws
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
@@ -166,7 +167,7 @@ class Race:
         heapq.heappush(self.events, (done_s, len(self.events), source, wanted[0]))
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=draws(150))
 @given(
     num_chunks=st.integers(0, 120),
     present=st.sets(st.integers(0, 119)),

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.machines.link import (
@@ -23,8 +24,8 @@ from swarm_ft.protocol.machines.link import (
 from swarm_ft.protocol.messages.boundary import Ack, BoundaryHello, FrameKey
 from swarm_ft.protocol.messages.link import ChannelHello, ChannelKind, ChannelMessage, LinkHello
 from swarm_ft.protocol.messages.reduction import Phase, PieceAck, PieceKey, ReduceHello, Scope
-from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
+from tests.draws import draws
 
 BOUNDARY, REPLICAS, STAGES = ChannelKind
 SCOPES = {REPLICAS: Scope.REPLICAS, STAGES: Scope.STAGES}
@@ -304,5 +305,5 @@ class TwoEnds(RuleBasedStateMachine):
 
 TwoEndsTest = TwoEnds.TestCase
 TwoEndsTest.settings = settings(
-    derandomize=True, deadline=None, max_examples=150, stateful_step_count=40
+    derandomize=True, deadline=None, max_examples=draws(150), stateful_step_count=40
 )

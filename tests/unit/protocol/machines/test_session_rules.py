@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from swarm_ft.codec.spec import Axis, CodecName, CodecSpec, Direction
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.machines.session import (
@@ -18,13 +20,11 @@ from swarm_ft.protocol.machines.session import (
 from swarm_ft.protocol.messages.boundary import (
     Ack,
     BoundaryHello,
-    EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
     KeyFrameRequest,
 )
-from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction
 
 TENSOR = EncodedTensor(CodecSpec(CodecName.AQ, 400, Axis.CHANNEL), 1, 1, b"")
 

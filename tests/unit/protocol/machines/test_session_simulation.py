@@ -15,19 +15,20 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.codec.spec import Axis, CodecName, CodecSpec, Direction
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.machines.session import BoundarySession, Deliver, Effects, Reencode, Transmit
 from swarm_ft.protocol.messages.boundary import (
     Ack,
     BoundaryHello,
-    EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
     KeyFrameRequest,
     SessionMessage,
 )
-from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction
+from tests.draws import draws
 
 T = TypeVar("T")
 
@@ -259,7 +260,7 @@ class Simulation:
 
 
 @given(st.binary(min_size=400, max_size=400))
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=draws(300))
 def test_every_frame_is_accepted_once_and_within_the_window_whatever_streams_do(
     choices: bytes,
 ) -> None:

@@ -25,6 +25,7 @@ from swarm_ft.protocol.machines.pipeline import (
     max_microbatches,
     min_microbatches,
 )
+from tests.draws import draws
 
 FORWARD, BACKWARD, WEIGHTS = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS
 BOTH = TaskKind.FORWARD_BACKWARD
@@ -120,7 +121,7 @@ class Pipeline:
     more_held=st.lists(st.integers(0, 12), min_size=6, max_size=6),
     seed=st.integers(0, 999),
 )
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=draws(300))
 def test_every_stage_computes_every_microbatch_once_and_in_order(
     num_stages: int, num_microbatches: int, more_held: list[int], seed: int
 ) -> None:
@@ -145,7 +146,7 @@ def test_every_stage_computes_every_microbatch_once_and_in_order(
 
 
 @given(seed=st.integers(0, 999), num_stages=st.integers(2, 5))
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(derandomize=True, deadline=None, max_examples=draws(50))
 def test_room_for_one_microbatch_is_enough_to_get_through(seed: int, num_stages: int) -> None:
     chance = random.Random(seed)
     too_few = [1 - min_microbatches(num_stages, i) for i in range(num_stages)]
@@ -415,7 +416,7 @@ class Alone:
     more_held=st.integers(0, 4),
     seed=st.integers(0, 9999),
 )
-@settings(derandomize=True, deadline=None, max_examples=500)
+@settings(derandomize=True, deadline=None, max_examples=draws(500))
 def test_what_is_evaluated_neither_delays_nor_reorders_what_trains(
     place: tuple[int, int], num_trained: int, num_held_out: int, more_held: int, seed: int
 ) -> None:

@@ -9,23 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.codec import pack_buffer
+from swarm_ft.codec.spec import Direction
+from swarm_ft.codec.tensor import EncodedTensor
+from swarm_ft.digest import digest_of
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
-from swarm_ft.protocol.messages.boundary import (
-    EncodedTensor,
-    Frame,
-    FrameKey,
-    FrameKind,
-    SharedBasis,
-)
+from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind, SideInfoPart
 from swarm_ft.protocol.messages.reduction import GradientPiece, Phase, PieceKey
-from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.wire.frames import (
     GRPC_PREFIX_BYTES,
     LINK_MESSAGE,
     wire_bytes,
 )
 from tests.codecs import parse
+from tests.draws import draws
 
 LARGEST = 2**32 - 1
 FLOAT32_BYTES = 4
@@ -95,7 +91,7 @@ numbers = st.integers(0, LARGEST)
 
 
 @given(num_bytes=sizes, numbers=st.tuples(numbers, numbers, numbers, numbers))
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=draws(200))
 def test_sizes_are_those_of_serialised_messages_and_their_grpc_prefix(
     num_bytes: int, numbers: tuple[int, int, int, int]
 ) -> None:
@@ -111,7 +107,7 @@ def test_sizes_are_those_of_serialised_messages_and_their_grpc_prefix(
     data = LINK_MESSAGE.to_bytes(piece)
     assert wire_bytes(piece) == len(data) + GRPC_PREFIX_BYTES
     assert LINK_MESSAGE.from_bytes(data) == piece
-    basis = SharedBasis(bytes(1 + num_bytes), numbers[0])  # none is empty
+    basis = SideInfoPart(bytes(1 + num_bytes), numbers[0])  # none is empty
     assert wire_bytes(basis) == len(LINK_MESSAGE.to_bytes(basis)) + GRPC_PREFIX_BYTES
 
 

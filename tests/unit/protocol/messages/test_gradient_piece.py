@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.protocol.messages.reduction import PIECE_ROWS, ROW_VALUES, Division
+from swarm_ft.codec.sizes import PIECE_ROWS, ROW_VALUES
+from swarm_ft.protocol.messages.reduction import Division
+from tests.draws import draws
 
 PIECE = PIECE_ROWS * ROW_VALUES
-property_test = settings(derandomize=True, deadline=None, max_examples=200)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(200))
 
 
 @property_test

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from swarm_ft.digest import digest_of
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.shard import (
@@ -16,7 +17,6 @@ from swarm_ft.protocol.messages.shard import (
     num_chunks,
     proof_by,
 )
-from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 
 NAME = ShardName(run_id=RunId("run-1"), step=StepNumber(42), layers=LayerRange(12, 24))

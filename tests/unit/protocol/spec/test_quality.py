@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.protocol.spec.codec_spec import (
-    MAX_QUALITY_STEP,
-    MIN_QUALITY_STEP,
-    Direction,
-    parse_codec_spec,
-)
+from swarm_ft.codec.spec import MAX_QUALITY_STEP, MIN_QUALITY_STEP, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.quality import Prices, QualityControl, measures_at, num_measured
 from swarm_ft.protocol.spec.run_spec import forward_codec_of
 

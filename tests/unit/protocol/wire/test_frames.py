@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
+from swarm_ft.codec.spec import Axis, CodecName, CodecSpec, Direction
+from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.messages.boundary import (
     Ack,
-    EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
     KeyFrameRequest,
-    SharedBasis,
+    SideInfoPart,
 )
 from swarm_ft.protocol.messages.reduction import GradientPiece, Phase, PieceAck, PieceKey
-from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction
 from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
 from swarm_ft.protocol.wire.convert import WireType
 from swarm_ft.protocol.wire.frames import LINK_MESSAGE
@@ -140,7 +140,7 @@ def test_refuses_hostile_fields(message: Any, path: str, value: Any, complaint: 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 1000])
 def test_a_basis_is_carried_as_it_is_for_who_knows_the_channels(data: bytes) -> None:
-    part = SharedBasis(data, rest_bytes=len(data))
+    part = SideInfoPart(data, rest_bytes=len(data))
     assert LINK_MESSAGE.from_bytes(LINK_MESSAGE.to_bytes(part)) == part
 
 

@@ -21,16 +21,17 @@ from typing import Any, get_args, get_origin
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from swarm_ft.codec.spec import Direction, parse_codec_spec
+from swarm_ft.codec.tensor import EncodedTensor
+from swarm_ft.digest import digest_of
 from swarm_ft.ids import MicrobatchIndex, SampleId
-from swarm_ft.protocol.messages.boundary import Ack, EncodedTensor, FrameKind
+from swarm_ft.protocol.messages.boundary import Ack, FrameKind, SideInfoPart
 from swarm_ft.protocol.messages.control import PlanStep, WholeTokens
 from swarm_ft.protocol.messages.reduction import PieceAck
 from swarm_ft.protocol.messages.reports import SampleSet
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
 from swarm_ft.protocol.spec.addresses import IpAndPort
 from swarm_ft.protocol.spec.bounds import HostAndPort, Length, OneOf, Range, field_hints
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
@@ -49,6 +50,7 @@ _FIXED: dict[Any, Any] = {
     ChunkList: ChunkList(total_bytes=CHUNK_BYTES + 7, digests=(b"a" * 16, b"b" * 16)),
     EncodedTensor: EncodedTensor(parse_codec_spec("aq4", Direction.FORWARD), 2, 3, b"payload"),
     FrameKind: FrameKind.DELTA,
+    SideInfoPart: SideInfoPart(b"d" * 16, 102),  # whose fields have other names on the wire
     str: "text",
     bool: True,
     float: 0.75,

@@ -1,4 +1,4 @@
-"""The codec `hqB`: rotated tiles, which share their outliers."""
+"""Codecs that only the study has: rotated tiles, which share their outliers, and mixed feedback."""
 
 import pytest
 import torch
@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm_ft.codec.narrow import TILE
-from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.messages.boundary import EncodedTensor
+from benchmarks.quality.boundary import AnyCodec
+from benchmarks.quality.former import encode_mixed, hadamard, parse_former
+from swarm_ft.codec.feedback import encode_with_feedback
+from swarm_ft.codec.spec import Direction
+from swarm_ft.codec.topk import num_sent_entries
 from tests.codecs import parse
 
 WIDTHS = range(1, 9)
@@ -21,8 +23,12 @@ def gaussian(tokens: int, channels: int, seed: int = 0) -> Tensor:
     return torch.randn(tokens, channels, generator=torch.Generator().manual_seed(seed))
 
 
+def codec_of(name: str) -> AnyCodec:
+    return parse_former(name) or parse(name)
+
+
 def roundtrip(x: Tensor, name: str) -> Tensor:
-    codec = parse(name)
+    codec = codec_of(name)
     return codec.decode(codec.encode(x))
 
 
@@ -48,17 +54,6 @@ def test_any_number_of_channels_comes_back(bits: int, shape: tuple[int, int], se
     # A scale covers its tile at worst; filled up with zeros, a tile of n channels has up to 2 n.
     limit = 1.05 * 2.0**0.5 * max(0.8 * 2.0 ** -(bits - 1), ERRORS[bits])
     assert relative_error(roundtrip(x, f"hq{bits}"), x) < max(limit, 0.9 if bits == 1 else 0)
-
-
-@every_width
-@pytest.mark.parametrize("channels", [1, 2, 3, 63, 64, 65, 128, 200])
-def test_a_payload_is_a_scale_and_the_codes_of_every_tile(bits: int, channels: int) -> None:
-    tile = min(TILE, 1 << (channels - 1).bit_length())
-    tiles = 7 * -(-channels // tile)
-    size = 2 * tiles + -(-tiles * tile // 8) * bits
-    codec = parse(f"hq{bits}")
-    assert codec.max_payload_bytes(7, channels) == size
-    assert len(codec.encode(gaussian(7, channels)).payload) == size
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
@@ -124,7 +119,7 @@ def test_zeros_stay(bits: int) -> None:
 @pytest.mark.parametrize("bits", [1.5, 2, 3, 4])
 def test_a_rate_is_kept_and_pays(bits: float) -> None:
     x = gaussian(256, 256) * 2.0 ** torch.randint(0, 4, (256, 1), generator=torch.manual_seed(0))
-    codec = parse(f"hq{bits}+z")
+    codec = codec_of(f"hq{bits}+z")
     encoded = codec.encode(x)
     assert len(encoded.to_bytes()) * 8 / x.numel() <= 1.01 * bits
     if bits == int(bits):
@@ -132,9 +127,72 @@ def test_a_rate_is_kept_and_pays(bits: float) -> None:
         assert relative_error(y, x) < relative_error(roundtrip(x, f"hq{int(bits)}"), x)
 
 
-def test_scales_that_make_a_tile_overflow_are_refused() -> None:
-    codec = parse("hq8")
-    scale = torch.tensor(2.0**120).bfloat16().view(torch.int16).numpy().tobytes()
-    payload = scale + b"\xff" * 64
-    with pytest.raises(BadFrame, match="finite"):
-        codec.decode(EncodedTensor(codec.spec, 1, 64, payload))
+def test_tiles_are_multiplied_by_the_matrix() -> None:
+    x = torch.randint(-9, 10, (3, 64), generator=torch.manual_seed(0)).float()
+    matrix = torch.ones(1, 1)
+    for _ in range(5):
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    assert torch.equal(hadamard(x, 32), (x.view(-1, 32) @ matrix).view(x.shape))
+
+
+@pytest.mark.parametrize("name", ["q4", "hq", "hq9", "hq4+ef", "top10"])
+def test_other_names_are_none_of_them(name: str) -> None:
+    assert parse_former(name) is None
+
+
+# ---- mixed feedback
+
+
+def largest_places(values: list[float], count: int) -> list[int]:
+    order = sorted(range(len(values)), key=lambda i: (-abs(values[i]), i))
+    return [i for i in order[:count] if values[i]]
+
+
+def mixed_by_hand(x: list[float], residual: list[float], count: int) -> list[float]:
+    """Compute the message of mixed feedback value by value."""
+    message = [0.0] * len(x)
+    for i in largest_places(x, count - count // 2):
+        message[i] += x[i]
+    for i in largest_places(residual, count // 2):
+        message[i] += residual[i]
+    spare = count - sum(value != 0 for value in message)
+    rest = [0.0 if message[i] else x[i] + residual[i] for i in range(len(x))]
+    for i in largest_places(rest, spare):
+        message[i] = rest[i]
+    return message
+
+
+@pytest.mark.parametrize("name", ["top10", "top30+z"])
+@given(
+    seed=st.integers(0, 1000),
+    shape=st.tuples(st.integers(1, 12), st.integers(1, 10)),
+    overlap=st.sampled_from([0.0, 0.5, 1.0]),
+    whole=st.booleans(),
+)
+@settings(property_test, max_examples=40)
+def test_mixed_feedback_gives_half_of_its_entries_to_each(
+    name: str, seed: int, shape: tuple[int, int], overlap: float, whole: bool
+) -> None:
+    codec, x = parse(name, Direction.BACKWARD), gaussian(*shape, seed)
+    residual = overlap * x + (1 - overlap) * gaussian(*shape, seed + 1)
+    if whole:  # many ties and zeros, and sums that cancel
+        x, residual = x.round(), -residual.round()
+    encoded, left = encode_mixed(codec, x, residual)
+    count = num_sent_entries(codec.spec, x.numel())
+    by_hand = torch.tensor(
+        mixed_by_hand(x.view(-1).tolist(), residual.view(-1).tolist(), count)
+    ).view_as(x)
+    assert encoded == codec.encode(by_hand)
+    assert by_hand.count_nonzero() <= count
+    assert torch.equal(left, x + residual - codec.decode(encoded))
+
+
+def test_mixed_feedback_sends_small_old_errors_that_a_sum_would_not() -> None:
+    x, residual = torch.zeros(10, 10), torch.zeros(10, 10)
+    x[0], residual[5] = 10.0, 1.0
+    codec = parse("top10", Direction.BACKWARD)
+    mixed, _ = encode_mixed(codec, x, residual)
+    plain, _ = encode_with_feedback(codec, x, residual)
+    rows = codec.decode(mixed).count_nonzero(1).tolist()
+    assert (rows[0], rows[5]) == (5, 5)
+    assert codec.decode(plain).count_nonzero(1).tolist()[0] == 10

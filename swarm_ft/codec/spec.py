@@ -1,9 +1,9 @@
-"""Codec specs such as `aq4`, `q2t+d+z`, `top10+ef`: names and rules; the arithmetic is in `codec`.
+"""Codec specs such as `aq4`, `q2t+d+z`, `top10+ef`: names and rules, without torch.
 
 spec     = name [number] [axis] {"+" modifier}
-name     = none | fp16 | bf16 | q | aq | hq | top | aqtop | qc | aqc | qk | aqk | lowrank
+name     = none | fp16 | bf16 | q | aq | top | aqtop | qc | aqc | qk | aqk
 axis     = f | c | t | tc          scope of a step: the frame, a channel, a token, both
-modifier = d | z | ef | ef21 | efmix | last | book
+modifier = d | z | ef | ef21 | last | book
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from swarm_ft.errors import BadCodec
 
 
 class CodecName(IntEnum):
-    """Family of a codec; the number is that of an encoded tensor's header."""
+    """Family of a codec; the number is that of an encoded tensor's header.
+
+    6 and 11 were families that `_REMOVED` names.
+    """
 
     NONE = 1
     FP16 = 2
     Q = 3
     AQ = 4
     BF16 = 5
-    HQ = 6
     TOP = 7
     AQTOP = 8
     QC = 9
     AQC = 10
-    LOWRANK = 11
     QK = 12
     AQK = 13
 
@@ -55,15 +56,13 @@ class Axis(IntEnum):
 
 
 class Feedback(IntEnum):
-    """Treatment of a sender's error (arXiv 2401.07788, section 2)."""
+    """Treatment of a sender's error (arXiv 2401.07788, section 2); 3 was `+efmix`."""
 
     NONE = 0
     EF = 1
     """Add the error to the sample's next gradient."""
     EF21 = 2
     """Send the change against the receiver's value, as AQ-SGD does for activations."""
-    EFMIX = 3
-    """Add the error like EF, with half of the entries for the gradient and half for the error."""
     LAST = 4
     """Send the difference to a multiple of the sample's last gradient, token by token."""
     BOOK = 5
@@ -93,12 +92,10 @@ _FAMILIES = {
     CodecName.BF16: _Family("bits", 16, 16, True),
     CodecName.Q: _Family("bits", 1, 8, True),
     CodecName.AQ: _Family("bits", 1, 8, True),
-    CodecName.HQ: _Family("bits", 1, 8, True),
     CodecName.TOP: _Family("percent", 0.01, 100, False),
     CodecName.AQTOP: _Family("percent", 0.01, 100, False),
     CodecName.QC: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
     CodecName.AQC: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
-    CodecName.LOWRANK: _Family("ranks", 1, 256, True),
     CodecName.QK: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
     CodecName.AQK: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
 }
@@ -112,9 +109,11 @@ _AXIS_TEXTS = {axis: text for text, axis in _AXES.items()}
 _FEEDBACKS = {each.name.lower(): each for each in Feedback if each is not Feedback.NONE}
 _BUFFERED = {Feedback.EF21, Feedback.LAST}
 _PATTERN = re.compile(
-    r"(?P<name>none|fp16|bf16|hq|top|aqtop|lowrank|qc|aqc|qk|aqk|q|aq)"
+    r"(?P<name>none|fp16|bf16|top|aqtop|qc|aqc|qk|aqk|q|aq)"
     r"(?P<number>[0-9]+(?:\.[0-9]{1,2})?)?(?P<axis>tc|f|c|t)?(?P<modifiers>(?:\+[a-z0-9]+)*)"
 )
+_REMOVED = {"hq": "q4+z", "lowrank": "q4+z", "+efmix": "+ef"}
+"""Parts of codecs of earlier versions, with a part that replaces each."""
 _DP_PATTERN = re.compile(r"none|fp16|bf16|q[0-9.]+(?:\+z)?")
 MAX_SPEC_CHARS = 40
 _HEADER = struct.Struct("<BBH")
@@ -126,7 +125,7 @@ class CodecSpec:
 
     Attributes:
         name: Family of the codec.
-        hundredths: Number of the codec times 100: bits, percent, times the spread, or ranks.
+        hundredths: Number of the codec times 100: bits, percent, or times the spread.
         axis: Values that share a step; NONE for codecs without steps.
         dither: Whether it uses subtractive dither, drawn from the frame itself.
         entropy: Whether a lossless stage compresses the codes; bits are then a rate on the wire.
@@ -142,12 +141,12 @@ class CodecSpec:
 
     @property
     def number(self) -> float:
-        """Bits, percent, times the spread, or ranks."""
+        """Bits, percent, or times the spread."""
         return self.hundredths / 100
 
     @property
     def bits(self) -> int:
-        """Whole number of bits of `q`, `aq`, `hq` without an entropy stage."""
+        """Whole number of bits of `q` and `aq` without an entropy stage."""
         return self.hundredths // 100
 
     @property
@@ -164,7 +163,7 @@ class CodecSpec:
     @property
     def has_residual(self) -> bool:
         """Whether the sender stores its error for the sample's next visit."""
-        return self.feedback in (Feedback.EF, Feedback.EFMIX)
+        return self.feedback is Feedback.EF
 
     @property
     def is_constant_quality(self) -> bool:
@@ -172,8 +171,8 @@ class CodecSpec:
         return self.name in _CONSTANT_QUALITY
 
     @property
-    def has_basis(self) -> bool:
-        """Whether the codec needs a basis or a codebook that the sender learned."""
+    def has_side_info(self) -> bool:
+        """Whether the codec needs side information that the sender learned."""
         return self.is_directional or self.feedback is Feedback.BOOK
 
     @property
@@ -235,6 +234,9 @@ def parse_codec_spec(text: str, direction: Direction) -> CodecSpec:
         BadCodec: The name is unknown, a number is out of range, the codec does not take a
             modifier, or makes no sense in that direction.
     """
+    for part, other in _REMOVED.items():
+        if text.startswith(part) or (part.startswith("+") and part in text):
+            _refuse(text[:MAX_SPEC_CHARS], f"swarm-ft no longer has {part}; use {other}")
     match = _PATTERN.fullmatch(text) if len(text) <= MAX_SPEC_CHARS else None
     if match is None:
         _refuse(text[:MAX_SPEC_CHARS], "expected a codec such as none, fp16, q8, aq4 or aq2+z")
@@ -298,7 +300,7 @@ def _kin(spec: CodecSpec) -> str:
     """Return a description of the codecs with the same kind of state."""
     if spec.feedback is not Feedback.NONE:
         name = f"+{spec.feedback.name.lower()}"
-        return f"a codec with {name}, such as {'top20' if name == '+efmix' else 'q2'}{name}"
+        return f"a codec with {name}, such as q2{name}"
     if spec.is_delta:
         return "a delta codec (aq1 to aq8, with or without +z, aqc0.5, aqtop10)"
     return (
@@ -335,7 +337,7 @@ def _modified(text: str, spec: CodecSpec, modifier: str) -> CodecSpec:
         return replace(spec, feedback=_FEEDBACKS[modifier])
     return _refuse(
         text,
-        f"expected one of +d, +z, +ef, +ef21, +efmix, +last or +book, once, got '+{modifier}'",
+        f"expected one of +d, +z, +ef, +ef21, +last or +book, once, got '+{modifier}'",
     )
 
 
@@ -346,8 +348,6 @@ def _check(spec: CodecSpec, text: str) -> None:
     if not low <= spec.number <= family.high:
         expected = f"{low:g} to {family.high:g}"
         _refuse(text, f"{spec.number:g} {family.unit} is outside {expected}")
-    if spec.name is CodecName.LOWRANK and spec.hundredths % 100:
-        _refuse(text, "a rank is a whole number")
     if family.whole and not spec.entropy and spec.hundredths % 100:
         _refuse(text, f"expected a whole number of {family.unit} without +z, got {spec.number:g}")
     if (spec.axis is not Axis.NONE) != (spec.name in _GRIDS):
@@ -368,8 +368,6 @@ def _check_feedback(spec: CodecSpec, text: str) -> None:
         _refuse(text, "'none' loses nothing, so there is no error to feed back")
     if spec.name in _DELTAS:
         _refuse(text, "aq sends the change against a buffer, which feeds its error back already")
-    if spec.feedback is Feedback.EFMIX and spec.name is not CodecName.TOP:
-        _refuse(text, "+efmix divides the entries of topK between gradient and error; use +ef")
 
 
 def _check_direction(spec: CodecSpec, text: str, direction: Direction) -> None:

@@ -4,7 +4,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES, RunningDigest, digest_of, fingerprint_of
+from swarm_ft.digest import DIGEST_BYTES, RunningDigest, digest_of, fingerprint_of
 
 
 def test_the_digest_is_pinned() -> None:

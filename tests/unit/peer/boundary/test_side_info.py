@@ -3,20 +3,41 @@
 import itertools
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from swarm_ft.codec import Codec, codebook, directional
+from swarm_ft.codec import side_info as codec_side_info
 from swarm_ft.codec.basis import Basis, learn_basis
+from swarm_ft.codec.directional import DirectionalCodec
+from swarm_ft.codec.side_info import Learning, SideInfo
+from swarm_ft.codec.spec import Direction, parse_codec_spec
 from swarm_ft.errors import BadFrame
 from swarm_ft.ids import BlockIndex, SampleId
-from swarm_ft.peer.boundary import bases as bases_module
-from swarm_ft.peer.boundary.bases import Bases, BasisKey, BasisKind, boundary_of
+from swarm_ft.peer.boundary import side_info as side_info_module
+from swarm_ft.peer.boundary.side_info import SideInfoKey, SideInfoStore, TensorKind, boundary_of
+from tests.codecs import parse
 
 CHANNELS, TOKENS = 16, 12
-FIRST, CHANGE, GRADIENT = (BasisKey(BlockIndex(2), kind) for kind in BasisKind)
+FIRST, CHANGE, GRADIENT = (SideInfoKey(BlockIndex(2), kind) for kind in TensorKind)
 STEP_SIZE = 0.2
+
+
+class SteadyCodec(DirectionalCodec):
+    """A codec whose step does not follow the tensor."""
+
+    def step_of(self, x: Tensor) -> float:
+        return STEP_SIZE
+
+
+CODECS: dict[SideInfoKey, Codec] = {
+    FIRST: SteadyCodec(parse_codec_spec("qk1", Direction.FORWARD)),
+    CHANGE: SteadyCodec(parse_codec_spec("aqk1", Direction.FORWARD)),
+    GRADIENT: parse("q2+z+book", Direction.BACKWARD),
+}
 
 
 def rows_of(sample: int, seed: int = 0) -> Tensor:
@@ -27,33 +48,35 @@ def rows_of(sample: int, seed: int = 0) -> Tensor:
     return torch.randn(TOKENS, 3, generator=generator) @ directions
 
 
-def note(bases: Bases, samples: Iterable[int], seed: int = 0, key: BasisKey = CHANGE) -> None:
+def note(
+    bases: SideInfoStore, samples: Iterable[int], seed: int = 0, key: SideInfoKey = CHANGE
+) -> None:
     for sample in samples:
         x = rows_of(sample, seed)
-        base = None if key.kind is BasisKind.FIRST else torch.zeros_like(x)
-        bases.record_frame(key, SampleId(sample), x, base, STEP_SIZE)
+        base = None if key.kind is TensorKind.FIRST else torch.zeros_like(x)
+        bases.record_frame(key, SampleId(sample), CODECS[key], x, base)
 
 
-def latest(bases: Bases, key: BasisKey) -> Basis | None:
+def latest(bases: SideInfoStore, key: SideInfoKey) -> SideInfo | None:
     """The one that was made last, in use or coming."""
     bases.get(key)
-    return bases.next_basis(key) or bases.cached(key)
+    return bases.next_info(key) or bases.cached(key)
 
 
-def name(bases: Bases, key: BasisKey = CHANGE) -> bytes:
+def name(bases: SideInfoStore, key: SideInfoKey = CHANGE) -> bytes:
     basis = latest(bases, key)
     assert basis is not None
     return basis.name
 
 
-def in_use(bases: Bases, key: BasisKey = CHANGE) -> bytes:
+def in_use(bases: SideInfoStore, key: SideInfoKey = CHANGE) -> bytes:
     basis = bases.get(key)
     assert basis is not None
     return basis.name
 
 
-def learned_of(samples: Iterable[int], seed: int = 0, key: BasisKey = CHANGE) -> Bases:
-    bases = Bases()
+def learned_of(samples: Iterable[int], seed: int = 0, key: SideInfoKey = CHANGE) -> SideInfoStore:
+    bases = SideInfoStore()
     note(bases, samples, seed, key)
     bases.commit()
     return bases
@@ -68,16 +91,16 @@ def learn_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thre
         may_end.wait()
         return learn_basis(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bases_module, "learn_basis", slow)
+    monkeypatch.setattr(directional, "learn_basis", slow)
     return is_learning, may_end
 
 
 # ---- when one is made
 
 
-def steps_that_make_one(num_steps: int, key: BasisKey = CHANGE) -> list[int]:
+def steps_that_make_one(num_steps: int, key: SideInfoKey = CHANGE) -> list[int]:
     """Return the steps after which the basis is another, if all their frames differ."""
-    bases, made, last = Bases(), [], b""
+    bases, made, last = SideInfoStore(), [], b""
     for step in range(num_steps):
         note(bases, (0, 1), seed=step, key=key)
         bases.commit()
@@ -90,8 +113,7 @@ def steps_that_make_one(num_steps: int, key: BasisKey = CHANGE) -> list[int]:
 def test_bases_are_made_often_at_first_and_then_after_so_many_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    few = dict.fromkeys(BasisKind, 30)
-    monkeypatch.setattr(bases_module, "TOKENS_A_CHANNEL", few)
+    monkeypatch.setattr(directional, "_LEARNING_OF_CHANGES", Learning(tokens_a_channel=30))
     made = steps_that_make_one(60)
     assert made[:5] == [0, 1, 3, 7, 15]
     gaps = {later - sooner for sooner, later in itertools.pairwise(made[5:])}
@@ -101,8 +123,9 @@ def test_bases_are_made_often_at_first_and_then_after_so_many_tokens(
 
 def test_a_codebook_is_made_seldomer(monkeypatch: pytest.MonkeyPatch) -> None:
     """And of gradients of several steps, of which one has too few."""
-    monkeypatch.setattr(bases_module, "TOKENS_A_CHANNEL", dict.fromkeys(BasisKind, 30))
-    bases, made, last = Bases(), [], b""
+    often = replace(codebook._LEARNING, tokens_a_channel=30)  # noqa: SLF001
+    monkeypatch.setattr(codebook, "_LEARNING", often)
+    bases, made, last = SideInfoStore(), [], b""
     for step in range(60):
         note(bases, (0, 1), seed=step, key=GRADIENT)
         bases.commit()
@@ -116,7 +139,7 @@ def test_a_codebook_is_made_seldomer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gaps == {21}, "30 tokens for each of 16 channels, of which a step has 24"
 
 
-def gathered(bases: Bases) -> Tensor:
+def gathered(bases: SideInfoStore) -> Tensor:
     return bases.export()[f"{GRADIENT}/rows"]
 
 
@@ -130,7 +153,7 @@ def test_rows_are_gathered_until_they_are_enough_and_no_more_of_them_than_matter
     bases.commit()
     assert bases.get(GRADIENT) is not None
     assert f"{GRADIENT}/rows" not in bases.export()
-    monkeypatch.setattr(bases_module, "_MOST_GATHERED", 3 * TOKENS)
+    monkeypatch.setattr(side_info_module, "MAX_GATHERED_ROWS", 3 * TOKENS)
     for step in range(2, 9):
         note(bases, (0, 1), seed=step, key=GRADIENT)
         bases.commit()
@@ -138,17 +161,17 @@ def test_rows_are_gathered_until_they_are_enough_and_no_more_of_them_than_matter
 
 
 def test_tokens_without_a_gradient_do_not_make_enough() -> None:
-    bases = Bases()
+    bases = SideInfoStore()
     for step in range(1, 8):
         x = rows_of(0, seed=step)
         x[:2] = 0
-        bases.record_frame(GRADIENT, SampleId(0), x, None, 0.0)
+        bases.record_frame(GRADIENT, SampleId(0), CODECS[GRADIENT], x, None)
         bases.commit()
         assert (bases.get(GRADIENT) is not None) == (step == 7), "10 tokens a step; 64 are enough"
 
 
 def test_a_rolled_back_step_gathers_nothing_and_order_does_not_matter() -> None:
-    quiet, redone = Bases(), Bases()
+    quiet, redone = SideInfoStore(), SideInfoStore()
     for step in range(3):
         note(redone, (4, 1), seed=70 + step, key=GRADIENT)
         redone.rollback()
@@ -171,26 +194,26 @@ def test_steps_without_frames_of_a_kind_do_not_count() -> None:
 
 
 def test_there_is_none_before_a_step_was_committed() -> None:
-    bases = Bases()
+    bases = SideInfoStore()
     assert bases.get(CHANGE) is None
     note(bases, (0, 1))
     assert bases.get(CHANGE) is None
     bases.commit()
     assert bases.get(CHANGE) is not None
     assert bases.get(FIRST) is None
-    assert bases.get(BasisKey(BlockIndex(3), BasisKind.CHANGE)) is None
+    assert bases.get(SideInfoKey(BlockIndex(3), TensorKind.CHANGE)) is None
 
 
 def test_the_first_is_used_at_once_and_later_ones_a_step_later() -> None:
     bases = learned_of((0, 1))
     first = in_use(bases)
     assert bases.first_used(CHANGE) is bases.get(CHANGE)
-    assert bases.next_basis(CHANGE) is None
+    assert bases.next_info(CHANGE) is None
     note(bases, (0, 1), seed=1)
     bases.commit()  # the second of its kind, which makes one
     assert in_use(bases) == first
     assert bases.first_used(CHANGE) is None, "said already"
-    second = bases.next_basis(CHANGE)
+    second = bases.next_info(CHANGE)
     assert second is not None
     assert second.name != first
     note(bases, (0, 1), seed=2)
@@ -199,11 +222,11 @@ def test_the_first_is_used_at_once_and_later_ones_a_step_later() -> None:
     note(bases, (0, 1), seed=2)
     bases.commit()
     assert bases.get(CHANGE) is bases.first_used(CHANGE) is second
-    assert bases.next_basis(CHANGE) is None
+    assert bases.next_info(CHANGE) is None
 
 
 def test_a_commit_that_changes_nothing_is_known_for_one() -> None:
-    bases = Bases()
+    bases = SideInfoStore()
     assert not bases.has_changes
     for step, changes in enumerate((True, True, True, True, False)):
         if step < 2:  # both make one: a step later the second is in use, and then no longer new
@@ -218,7 +241,7 @@ def test_one_that_nobody_asked_for_takes_its_place_all_the_same() -> None:
         for bases in (requested, quiet):
             note(bases, (0, 1), seed=step)
             bases.commit()
-        requested.next_basis(CHANGE)
+        requested.next_info(CHANGE)
         assert in_use(requested) == in_use(quiet)
 
 
@@ -249,23 +272,23 @@ def test_what_is_known_is_what_somebody_waited_for() -> None:
 
 
 def test_first_activations_vary_around_a_mean_and_changes_around_nothing() -> None:
-    bases = Bases()
+    bases = SideInfoStore()
     for key in (FIRST, CHANGE):
         for sample in range(4):
             x = 5 + rows_of(sample)
             base = None if key is FIRST else torch.zeros_like(x)
-            bases.record_frame(key, SampleId(sample), x, base, STEP_SIZE)
+            bases.record_frame(key, SampleId(sample), CODECS[key], x, base)
     bases.commit()
     first, change = bases.get(FIRST), bases.get(CHANGE)
-    assert first is not None
+    assert isinstance(first, Basis)
     assert first.mean is not None
-    assert change is not None
+    assert isinstance(change, Basis)
     assert change.mean is None
 
 
 def test_a_step_of_silence_keeps_the_basis_and_the_next_is_learned_of() -> None:
-    bases, zeros = Bases(), torch.zeros(TOKENS, CHANNELS)
-    bases.record_frame(CHANGE, SampleId(0), zeros, zeros, 0.0)
+    bases, zeros = SideInfoStore(), torch.zeros(TOKENS, CHANNELS)
+    bases.record_frame(CHANGE, SampleId(0), parse("aqk1"), zeros, zeros)
     bases.commit()
     assert bases.get(CHANGE) is None
     for step in range(1, 4):  # also in one that would not make another
@@ -274,32 +297,33 @@ def test_a_step_of_silence_keeps_the_basis_and_the_next_is_learned_of() -> None:
         assert bases.get(CHANGE) is not None
     before = name(bases)
     for _ in range(40):
-        bases.record_frame(CHANGE, SampleId(0), zeros, zeros, 0.0)
+        bases.record_frame(CHANGE, SampleId(0), parse("aqk1"), zeros, zeros)
         bases.commit()
     assert name(bases) == before
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
 def test_values_that_are_not_finite_make_none(value: float) -> None:
-    bases = Bases()
+    bases = SideInfoStore()
     x = torch.full((TOKENS, CHANNELS), value)
-    bases.record_frame(CHANGE, SampleId(0), x, torch.zeros_like(x), value)
+    bases.record_frame(CHANGE, SampleId(0), parse("aqk1"), x, torch.zeros_like(x))
     bases.commit()
     assert bases.get(CHANGE) is None
 
 
 def test_long_samples_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bases_module, "_MOST_ROWS", 4)
+    monkeypatch.setattr(codec_side_info, "_MOST_ROWS", 4)
     counts: list[int] = []
 
     def watched(rows: list[Tensor], *args: object, **kwargs: object) -> Basis | None:
         counts.extend(len(one) for one in rows)
         return learn_basis(rows, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bases_module, "learn_basis", watched)
-    bases = Bases()
+    monkeypatch.setattr(directional, "learn_basis", watched)
+    bases = SideInfoStore()
     for tokens in (1, 3, 4, 5, 1000):
-        bases.record_frame(FIRST, SampleId(tokens), torch.randn(tokens, CHANNELS), None, STEP_SIZE)
+        x = torch.randn(tokens, CHANNELS)
+        bases.record_frame(FIRST, SampleId(tokens), CODECS[FIRST], x, None)
     bases.commit()
     bases.get(FIRST)
     assert counts == [1, 3, 4, 3, 4]
@@ -312,7 +336,7 @@ def test_the_order_of_frames_does_not_matter_nor_that_one_comes_twice() -> None:
     expected = name(learned_of((0, 1, 2)))
     assert name(learned_of((2, 0, 1))) == expected
     assert name(learned_of((1, 2, 0, 1, 2))) == expected
-    bases = Bases()
+    bases = SideInfoStore()
     note(bases, (0, 1), seed=7)  # as another attempt saw them
     note(bases, (1, 0, 2))
     bases.commit()
@@ -320,7 +344,7 @@ def test_the_order_of_frames_does_not_matter_nor_that_one_comes_twice() -> None:
 
 
 def test_a_step_that_is_rolled_back_was_never_there() -> None:
-    bases = Bases()
+    bases = SideInfoStore()
     note(bases, (0, 1, 5), seed=3)
     bases.rollback()
     note(bases, (0, 1, 2))
@@ -329,7 +353,7 @@ def test_a_step_that_is_rolled_back_was_never_there() -> None:
 
 
 def test_but_for_the_samples_that_stay_done() -> None:
-    bases = Bases()
+    bases = SideInfoStore()
     note(bases, (0, 1))
     note(bases, (5,), seed=3)
     bases.rollback(but={SampleId(0), SampleId(1)})
@@ -339,7 +363,7 @@ def test_but_for_the_samples_that_stay_done() -> None:
 
 
 def test_redone_steps_count_once() -> None:
-    quiet, redone = Bases(), Bases()
+    quiet, redone = SideInfoStore(), SideInfoStore()
     for step in range(9):
         note(redone, (0, 1), seed=50 + step)
         redone.rollback()
@@ -360,7 +384,7 @@ def test_a_rollback_after_the_commit_changes_nothing() -> None:
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
 def test_what_was_exported_goes_on_as_if_nothing_had_been(num_steps: int) -> None:
-    bases, restored = Bases(), Bases()
+    bases, restored = SideInfoStore(), SideInfoStore()
     for step in range(num_steps):
         for key in (FIRST, CHANGE, GRADIENT):
             note(bases, (0, 1, 2), seed=step, key=key)
@@ -414,7 +438,7 @@ WRONG_NAMES = [
 def test_other_names_are_refused(text: str) -> None:
     exported = learned_of((0, 1)).export()[str(CHANGE)]
     with pytest.raises(BadFrame) as caught:
-        Bases().restore({text: exported}, CHANNELS)
+        SideInfoStore().restore({text: exported}, CHANNELS)
     assert len(caught.value.message) < 200
     with pytest.raises(BadFrame):
         boundary_of(text)
@@ -439,7 +463,7 @@ def test_what_is_no_basis_is_refused_and_all_stays(data: Tensor) -> None:
 
 def test_a_basis_of_other_channels_is_refused() -> None:
     with pytest.raises(BadFrame):
-        Bases().restore(learned_of((0, 1)).export(), CHANNELS + 1)
+        SideInfoStore().restore(learned_of((0, 1)).export(), CHANNELS + 1)
 
 
 @pytest.mark.parametrize(
@@ -448,7 +472,7 @@ def test_a_basis_of_other_channels_is_refused() -> None:
 @pytest.mark.parametrize("what", ["steps", "tokens"])
 def test_a_number_that_is_none_is_refused(count: Tensor, what: str) -> None:
     with pytest.raises(BadFrame):
-        Bases().restore({f"{CHANGE}/{what}": count}, CHANNELS)
+        SideInfoStore().restore({f"{CHANGE}/{what}": count}, CHANNELS)
 
 
 @pytest.mark.parametrize(
@@ -463,14 +487,14 @@ def test_a_number_that_is_none_is_refused(count: Tensor, what: str) -> None:
 )
 def test_rows_that_nobody_gathers_are_refused(rows: Tensor) -> None:
     with pytest.raises(BadFrame):
-        Bases().restore({f"{GRADIENT}/rows": rows}, CHANNELS)
+        SideInfoStore().restore({f"{GRADIENT}/rows": rows}, CHANNELS)
 
 
 # ---- several threads
 
 
 def test_frames_of_many_threads_make_what_those_of_one_make() -> None:
-    bases, num_threads = Bases(), 4
+    bases, num_threads = SideInfoStore(), 4
     for step in range(8):
         begin = threading.Barrier(num_threads)
 
@@ -487,7 +511,7 @@ def test_frames_of_many_threads_make_what_those_of_one_make() -> None:
         for thread in threads:
             thread.join()
         bases.commit()
-    quiet = Bases()
+    quiet = SideInfoStore()
     for step in range(8):
         note(quiet, range(12), seed=step)
         quiet.commit()

@@ -1,0 +1,1 @@
+"""Policies that decide what a run does between two steps; `order` lists them."""

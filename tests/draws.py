@@ -1,0 +1,11 @@
+"""How many examples property tests draw: a quarter in `make test`, all of them in CI."""
+
+import os
+
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "quick")
+QUICK_PART = 4
+
+
+def draws(count: int) -> int:
+    """Return how many of `count` examples the profile draws."""
+    return max(1, count // QUICK_PART) if PROFILE == "quick" else count
