@@ -220,12 +220,17 @@ CGROUP_FILES = ("memory.max", "memory/memory.limit_in_bytes")
 
 def total_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the bytes of memory of this machine or its container; None if unknown."""
-    found = [limit for name in CGROUP_FILES if (limit := _limit_in(cgroup / name)) is not None]
+    total = machine_memory_bytes()
+    limits = (_limit_in(cgroup / name) for name in CGROUP_FILES)
+    return None if total is None else min([total, *(one for one in limits if one is not None)])
+
+
+def machine_memory_bytes() -> int | None:
+    """Return the bytes of memory of this machine, outside any container; None if unknown."""
     try:
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
-    return min(found)
 
 
 def _limit_in(file: Path) -> int | None:

@@ -71,6 +71,7 @@ def _member_fields(member: MemberStatus, name_of: Callable[[str], str]) -> dict[
         "endpoint": member.endpoint,
         "device": member.device,
         "memory_bytes": member.memory_bytes,
+        "offered_bytes": member.offered_bytes,
         "version": member.version,
         "protocol": member.speaks,
         "joined_ago_s": member.joined_ago_s,

@@ -107,8 +107,11 @@ class PreparedPeer:
     async def node_options(self, swarm: SwarmConnection) -> PeerOptions:
         """Build the options of the peer's node, and measure this machine's computing speed."""
         from swarm_ft.peer.node import PeerOptions
+        from swarm_ft.stage.device import machine_memory_bytes, pick_device
+        from swarm_ft.stage.speed import machine_key
 
         options = self.options
+        device = pick_device(options.device)
         own_name = PeerId(swarm.name) if swarm.name else _peer_id(options.peer_id, self.home)
         return PeerOptions(
             peer_id=own_name,
@@ -126,6 +129,8 @@ class PreparedPeer:
             machine=await _measured(options.device, options.dtype, options.watts or 0.0),
             device=_device_words(options.device),
             codec_device=_coding_device(options.device),
+            machine_key=machine_key(device),
+            machine_memory_bytes=machine_memory_bytes(device) or 0,
         )
 
 

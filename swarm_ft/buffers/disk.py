@@ -143,7 +143,7 @@ def folders_older_than(path: Path, unix_s: float) -> list[Path]:
 _SLOT_BITS = 40
 """Bits of a slot's number in the index, which joins it with the number of the slot's table."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors of a write that tell that the disk, or the user's share of it, is full."""
+"""Errors of a write to a full disk, or beyond the user's share of it."""
 _WRITES_UNTIL_GROWING_AGAIN = 256
 """Writes until the tier tries again to extend files, after the disk was full."""
 EXACT_SIZES = 16

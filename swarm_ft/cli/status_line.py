@@ -41,6 +41,10 @@ class StatusLine:
         parts = ["; ".join(map(doing_words, doing)) if doing else self._idle()]
         parts += [f"up {up}", f"down {down}"] if up or down else []
         parts += [f"memory {format_size(resident)}"] if resident else []
+        share = self._node.memory_share
+        if share is not None:
+            counted, offered = map(format_size, (share.memory_bytes, self._node.offered_bytes))
+            parts.append(f"lends {counted} of {offered}, {share.num_peers} peers on this machine")
         return "  ".join(parts)
 
     def _idle(self) -> str:

@@ -120,7 +120,7 @@ def _member_lines(member: MemberStatus, name_of: Callable[[str], str]) -> Iterat
     machine = member.machine
     facts = [
         member.device,
-        f"{format_size(member.memory_bytes)} lent" if member.memory_bytes else "",
+        _lent_words(member),
         f"swarm-ft {member.version}" if member.version else "",
         f"at {member.endpoint}" if member.endpoint else "",
         f"last heartbeat {member.heard_ago_s:.0f} s ago" if member.heard_ago_s >= 1.0 else "",
@@ -138,6 +138,14 @@ def _member_lines(member: MemberStatus, name_of: Callable[[str], str]) -> Iterat
         yield f"  links: {', '.join(links)}"
     if member.given.steps:
         yield f"  gave {member.given}"
+
+
+def _lent_words(member: MemberStatus) -> str:
+    """Describe the lent memory, and whether the machine has less than its peers offer."""
+    if member.offered_bytes <= member.memory_bytes:
+        return f"{format_size(member.memory_bytes)} lent" if member.memory_bytes else ""
+    of = f"{format_size(member.memory_bytes)} of {format_size(member.offered_bytes)}"
+    return f"{of} lent (several peers share the machine's memory)"
 
 
 def _work_words(work: MemberWork, name_of: Callable[[str], str]) -> str:

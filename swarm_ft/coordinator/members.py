@@ -92,6 +92,7 @@ class Roll:
             links=tuple(links.values())[:MAX_LINKS],
             given=state.contribution_of(peer),
             state=_state_of(member, is_working=bool(posts)),
+            offered_bytes=member.offered_bytes or hello.memory_bytes,
         )
 
     def _may_know(self, peer: PeerId, posts: Sequence[_Post]) -> bool:

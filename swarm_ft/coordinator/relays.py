@@ -232,7 +232,8 @@ async def relay_endpoint(endpoint: str, host: str) -> str:
 
     A relay must be at the address of its call, or it could make members dial other machines. Inside
     the coordinator's own network its announced address is accepted, as its public one is not
-    visible there.
+    visible there. Behind a proxy all relays seem to be inside: the operator's invitation is then
+    the only protection against a relay that announces another machine.
 
     Raises:
         NotAllowed: The relay announces another address.

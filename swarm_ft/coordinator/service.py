@@ -58,6 +58,7 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import RESERVE_BYTES
 from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.places import Places
+from swarm_ft.coordinator.plan.shared_memory import site_of
 from swarm_ft.coordinator.reason_texts import as_text
 from swarm_ft.coordinator.recording.recorder import Recorder, Sink, Surroundings
 from swarm_ft.coordinator.relays import RelayRegistry
@@ -111,6 +112,7 @@ from swarm_ft.protocol.messages.control import (
     ClockReply,
     CommitStep,
     FromPeer,
+    MemoryShare,
     PeerHello,
     PlanStep,
     Renewed,
@@ -129,6 +131,7 @@ from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.spec.sample_rows import Counts, counts_of_all
+from swarm_ft.protocol.spec.sizes import format_size
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
@@ -149,8 +152,10 @@ from swarm_ft.transport.rules import check_name, is_owner, may_read
 logger = get_logger(__name__)
 
 TICK_S = 0.25
+"""Seconds between two events about the passage of time."""
 MAX_LEARNING_RATE = 1e3
 MAX_RATE_CHANGES = 256
+"""Limits of an operator's changes of a run's learning rate."""
 READY_S = 5.0
 """Seconds without an event after which the coordinator is not ready."""
 MAX_QUEUED_TO_PEER = 256
@@ -164,7 +169,7 @@ STEPS_AT_ONCE = 256
 JOINS_PER_S = 4.0
 """Joins per second of one address and of one peer; each costs a decision over all runs."""
 ADDRESS_BURST, PEER_BURST = 128, 8
-"""Joins at once: after a restart all peers of one address return together, and a peer once."""
+"""Joins at once: of one address, whose peers return together after a restart, and of one peer."""
 MAX_FOLLOWERS, MAX_OWN_FOLLOWERS = 64, 8
 """Calls that follow events: of all members, and of one. The operator's page takes none."""
 MAX_ENCODED_PAGES = 128
@@ -274,42 +279,46 @@ class CoordinatorService:
         names: MemberNames = NO_NAMES,
     ) -> None:
         self._names = names
+        self._clock = clock
+        self._unix_s = unix_s
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_ending = False
+        # What decisions are written to.
+        self._journal = journal
+        self._journal_failure = asyncio.get_running_loop().create_future()
+        self._event_log = EventLog(journal, unix_s)
+        self._recorder = Recorder(recording, self._surroundings()) if recording else None
+        self._snapshots = snapshots
+        self._disk = DiskWatch(journal.tokens.free_bytes, RESERVE_BYTES)
+        # Peers and relays.
         self._grants = grants
         self._ways = ways
         self._relays = relays
-        self._journal = journal
-        self._clock = clock
-        self._snapshots = snapshots
+        self._revoked = Revoked(names=())
+        self._capacity = Capacity(clock, lambda: self._state, names)
+        self._joins_of_address: Rate[str] = Rate(per_s=JOINS_PER_S, burst=ADDRESS_BURST)
+        self._joins_of_peer: Rate[PeerId] = Rate(per_s=JOINS_PER_S, burst=PEER_BURST)
+        self._outboxes: dict[PeerId, _Outbox] = {}
+        self._counted: tuple[object, asyncio.Task[Counts]] | None = None  # of one plan
+        # Clients, and all others that watch.
         self._submissions = Submissions(
             journal,
             known=lambda run_id: self._state.runs.get(run_id),
-            begin=self._begin,
+            begin=self._begin_run,
             quotas=quotas,
             runs=lambda: self._state.runs.values(),
             keeps_snapshots=snapshots is not None or num_keepers > 0,
             claims=claims,
         )
-        self._capacity = Capacity(clock, lambda: self._state, names)
-        self._joins_of_address: Rate[str] = Rate(per_s=JOINS_PER_S, burst=ADDRESS_BURST)
-        self._joins_of_peer: Rate[PeerId] = Rate(per_s=JOINS_PER_S, burst=PEER_BURST)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._outboxes: dict[PeerId, _Outbox] = {}
-        self._counted: tuple[object, asyncio.Task[Counts]] | None = None
         self._watchers = Watchers()
         self._logged_phases: dict[RunId, str] = {}
-        self._disk = DiskWatch(journal.tokens.free_bytes, RESERVE_BYTES)
         self._frames = StatusFrames(self._encoded_status, lambda: self._state)
         self._followers = Places(MAX_FOLLOWERS, MAX_OWN_FOLLOWERS, "followers")
         # All readers of a page share its bytes.
         self._encoded_page = lru_cache(MAX_ENCODED_PAGES)(_encoded_page)
-        self._unix_s = unix_s
-        self._is_ending = False
-        self._happenings = EventLog(journal, unix_s)
-        self._recorder = Recorder(recording, self._surroundings()) if recording else None
-        self._revoked = Revoked(names=())
+        # Members whose calls are open, and those that called since `take_callers`.
         self._open_calls: Counter[str] = Counter()
         self._callers: set[str] = set()
-        self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
         self._state: SwarmState = SwarmState(
             runs=MappingProxyType(runs),
@@ -342,7 +351,7 @@ class CoordinatorService:
         return {method: self._with_noted_caller(answer) for method, answer in answers.items()}
 
     def _with_noted_caller(self, answer: Handler) -> Handler:
-        """Return the handler, extended to record its callers for `take_heard`."""
+        """Return the handler, extended to record its callers for `take_callers`."""
 
         async def noting(stream: MessageStream[Any, Any]) -> None:
             name = _member(stream.caller)
@@ -369,11 +378,11 @@ class CoordinatorService:
         self._start(self._forget_snapshots())
         started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=described_version())
         start = EmitEvent(kind=EventKind.COORDINATOR_STARTED, reason=started)
-        self._happenings.notify_written(self._write([], [start]))
+        self._event_log.notify_written(self._write([], [start]))
         self._check_disk()
         try:
             while True:
-                await asyncio.wait([self._broken], timeout=TICK_S)
+                await asyncio.wait([self._journal_failure], timeout=TICK_S)
                 self._handle(Tick(self._ways()))
                 self._capacity.measure_steps()
                 self._check_disk()
@@ -389,7 +398,7 @@ class CoordinatorService:
             return
         logger.warning("%s", as_text(happened.reason))
         with contextlib.suppress(JournalError):  # the event needs room on the full disk
-            self._happenings.notify_written(self._write([], [happened]))
+            self._event_log.notify_written(self._write([], [happened]))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -399,8 +408,15 @@ class CoordinatorService:
     # ---- events in, effects out
 
     def _handle(self, event: Event) -> None:
-        if self._broken.done():
-            self._broken.result()
+        """Decide about an event, write the decision to the journal, and perform its effects.
+
+        A bug in a decision fails the run that it concerns, if one does; the others continue.
+
+        Raises:
+            JournalError: The journal cannot be written, now or before; `run` raises the same.
+        """
+        if self._journal_failure.done():
+            self._journal_failure.result()  # raises
         before, now_s = self._state, self._clock.now_s()
         try:
             after, effects = decide(before, event, now_s)
@@ -412,24 +428,28 @@ class CoordinatorService:
             self._abort_and_retry(run_id, error, event)
             return
         try:
-            written = self._take(event, after, effects)
+            is_adopted = self._adopt(event, after, effects)
         except SwarmError as error:
-            if not self._broken.done():
-                self._broken.set_exception(error)
+            if not self._journal_failure.done():
+                self._journal_failure.set_exception(error)
             raise
-        if written:
+        if is_adopted:
             self._perform_all(effects)
 
-    def _take(self, event: Event, after: SwarmState, effects: list[Effect]) -> bool:
-        """Make a decision durable and adopt its state; return False if it cannot be written.
+    def _adopt(self, event: Event, after: SwarmState, effects: list[Effect]) -> bool:
+        """Make a decision durable and adopt its state.
+
+        Returns:
+            Whether it was adopted. Otherwise a bug in a record failed the run of that record, and
+            the event was handled again.
 
         Raises:
             JournalError: The journal cannot be written at all.
         """
         records = [effect for effect in effects if isinstance(effect, Record)]
         try:
-            happened = [effect for effect in effects if isinstance(effect, EmitEvent)]
-            events = self._write(records, happened)
+            emitted = [effect for effect in effects if isinstance(effect, EmitEvent)]
+            events = self._write(records, emitted)
         except SwarmError:
             raise
         except Exception as error:
@@ -441,9 +461,9 @@ class CoordinatorService:
             return False
         before, self._state = self._state, after
         if self._recorder is not None and not self._is_ending:
-            # It counts the events before this decision, so these get their numbers afterwards.
+            # The recorder reads the number of the next event, as it was before this decision.
             self._recorder.record_decision(before, event, after, effects)
-        self._happenings.notify_written(events)
+        self._event_log.notify_written(events)
         if any(isinstance(record, CommitRecord) for record in records):
             failpoints.reached("commit-written")
         return True
@@ -490,9 +510,10 @@ class CoordinatorService:
         with contextlib.suppress(SwarmError):  # a failing journal ends `run`, which reports it
             self._abort(run_id, error)
 
-    def _write(self, records: list[Record], happened: list[EmitEvent]) -> list[EventRecord]:
+    def _write(self, records: list[Record], emitted: list[EmitEvent]) -> list[EventRecord]:
+        """Write records and numbered events to the journal; return these events."""
         # A coordinator that ends loses its peers, which is no event about them.
-        events = self._happenings.number([] if self._is_ending else happened)
+        events = self._event_log.number([] if self._is_ending else emitted)
         self._journal.write([*records, *events])
         return events
 
@@ -505,8 +526,18 @@ class CoordinatorService:
         if run.phase > RunPhase.FINISHED:
             del self._logged_phases[run.run_id]
 
+    def _log_share(self, peer_id: PeerId, share: MemoryShare) -> None:
+        logger.info(
+            "peer %s: placements count %s of its memory; %d peers share its machine",
+            *(self._names.shown(peer_id), format_size(share.memory_bytes), share.num_peers),
+        )
+
     def _perform(self, effect: Effect) -> None:
+        """Perform an effect; of the records, which are written already, only the end of a run."""
         match effect:
+            case SendMessage(peer_id, MemoryShare() as share):
+                self._log_share(peer_id, share)
+                self._put(peer_id, effect)
             case SendMessage(peer_id, PlanStep() as plan):
                 traced = self._watchers.is_traced(plan.run_id)
                 self._put(peer_id, replace(effect, message=replace(plan, traced=traced)))
@@ -528,10 +559,11 @@ class CoordinatorService:
                 self._start(self._forget_snapshots())
 
     def _surroundings(self) -> Surroundings:
+        """Return the sources of all inputs that the recorder reads beside decisions."""
         return Surroundings(
             machines=lambda: self._capacity.machines,
             relays=lambda: self._relays.statuses if self._relays is not None else (),
-            next_event=lambda: self._happenings.next_serial,
+            next_event=lambda: self._event_log.next_serial,
             unix_s=self._unix_s,
         )
 
@@ -541,27 +573,30 @@ class CoordinatorService:
         task.add_done_callback(self._tasks.discard)
 
     async def _write_snapshot(self, effect: WriteSnapshot) -> None:
+        """Complete a snapshot whose stages are saved, and remove those that it replaces."""
         run_id, snapshot = effect.run_id, effect.snapshot
         failpoints.reached_meanwhile("snapshot-saved")
         try:
-            await self._list_snapshot(effect)
+            await self._write_manifest(effect)
         except Exception as error:
-            words = error.message if isinstance(error, SwarmError) else BUG
-            known = isinstance(error, SwarmError)
+            is_bug = not isinstance(error, SwarmError)
+            text = error.message if isinstance(error, SwarmError) else BUG
             logger.warning(
                 "run %s: the snapshot of step %d failed: %s",
-                *(run_id, snapshot.step, words),
-                exc_info=None if known else error,
+                run_id,
+                snapshot.step,
+                text,
+                exc_info=error if is_bug else None,
             )
             with contextlib.suppress(SwarmError):
-                self._handle(SnapshotLost(run_id, snapshot, words))
+                self._handle(SnapshotLost(run_id, snapshot, text))
             return
         logger.info("run %s: the snapshot of step %d is complete", run_id, snapshot.step)
         with contextlib.suppress(SwarmError):  # a failing journal ends `run`, which reports it
             self._handle(SnapshotWritten(run_id, snapshot))
             await self._prune_snapshots(run_id)
 
-    async def _list_snapshot(self, effect: WriteSnapshot) -> None:
+    async def _write_manifest(self, effect: WriteSnapshot) -> None:
         if self._snapshots is None:
             raise Unavailable("this coordinator keeps no snapshots; start it with --snapshots")
         snapshot = effect.snapshot
@@ -622,11 +657,12 @@ class CoordinatorService:
 
     async def _counts_of(self, run: Run, plan: PlanStep) -> Counts:
         """Count all samples of a plan, once for all of its peers."""
-        wanted = run.run_id, plan.samples
-        if self._counted is None or self._counted[0] != wanted:
+        samples = run.run_id, plan.samples
+        if self._counted is None or self._counted[0] != samples:
             counting = asyncio.to_thread(self._count, run, plan)
-            self._counted = wanted, asyncio.create_task(counting)
-        return await asyncio.shield(self._counted[1])
+            self._counted = samples, asyncio.create_task(counting)
+        _, count = self._counted
+        return await asyncio.shield(count)
 
     def _count(self, run: Run, plan: PlanStep) -> Counts:
         """Count the targets of the samples that train, and the tokens of all."""
@@ -683,7 +719,8 @@ class CoordinatorService:
             offer = f"layers {hello.layers or 'auto'}", str(grant) or "no limits"
             shown = self._names.shown(hello.peer_id)
             logger.info("peer %s joined from %s: %s (%s)", shown, stream.remote, *offer)
-            self._handle(PeerJoined(hello, grant))
+            site = site_of(hello, address_of(host))
+            self._handle(PeerJoined(replace(hello, machine_key=""), grant, site))
             reading = self._read(stream, hello.peer_id)
             await until_one_ends(outbox.write(stream), outbox.dropped(), reading)
         finally:
@@ -740,12 +777,14 @@ class CoordinatorService:
         run_id = await self._submissions.receive(stream)
         await stream.send(status_of(self._state.runs[run_id], self._names))
 
-    def _begin(self, run: Run, data_digest: bytes) -> None:
+    def _begin_run(self, run: Run, data_digest: bytes) -> None:
+        """Add a submitted run, whose data has arrived, to the journal and to the state."""
         self._journal.write_run(run, data_digest)
-        owner = run.owner, run.storage_key, run.priority, run.claim
-        event = RunSubmitted(run.run_id, run.spec, *owner)
+        submitted = RunSubmitted(
+            run.run_id, run.spec, run.owner, run.storage_key, run.priority, run.claim
+        )
         try:
-            self._handle(event)
+            self._handle(submitted)
         except JournalError:
             raise
         except Exception as error:  # noqa: BLE001 - it is logged, and fails the run
@@ -792,17 +831,18 @@ class CoordinatorService:
 
     async def _end(
         self,
-        event: type[RunCancelled | ResultCollected],
+        kind: type[RunCancelled | ResultCollected],
         stream: MessageStream[RunStatus, CancelRequest | CollectedRequest],
     ) -> None:
+        """End a run, because its owner cancels it or has its result."""
         request = await stream.receive()
         run = self._named(request, stream.caller)
         if is_owner(stream.caller, run.owner):  # a reader may have the result, and ends nothing
-            actor = Actor.CLIENT if stream.caller is None else Actor.OWNER
-            is_cancel = event is RunCancelled
-            self._handle(
-                RunCancelled(run.run_id, actor) if is_cancel else ResultCollected(run.run_id)
-            )
+            if kind is RunCancelled:
+                actor = Actor.CLIENT if stream.caller is None else Actor.OWNER
+                self._handle(RunCancelled(run.run_id, actor))
+            else:
+                self._handle(ResultCollected(run.run_id))
         await stream.send(status_of(self._state.runs[run.run_id], self._names))
 
     async def _status(self, stream: MessageStream[SwarmStatus | Encoded, StatusRequest]) -> None:
@@ -816,15 +856,17 @@ class CoordinatorService:
     def is_ready(self) -> bool:
         """Whether the coordinator plans and commits: time passes, and the journal is writable."""
         is_late = self._clock.now_s() - self._state.seen_at_s >= READY_S
-        return not self._broken.done() and self._state.seen_at_s < math.inf and not is_late
+        return not self._journal_failure.done() and self._state.seen_at_s < math.inf and not is_late
 
     @property
     def event_counts(self) -> Mapping[EventKind, int]:
         """Number of events of each kind."""
-        return self._happenings.counts
+        return self._event_log.counts
 
     def losses(self, run_id: RunId, first: int, max_points: int) -> list[StepCommitted | Evaluated]:
-        """Return a run's steps from `first` on, and evaluations, without their traffic.
+        """Return the values of a run's loss: steps from `first` on, and evaluations, in order.
+
+        The steps lack their traffic.
 
         Args:
             run_id: Run of any client.
@@ -927,7 +969,7 @@ class CoordinatorService:
             with_names(replace(found, relays=relays), self._names),
             version=described_version(),
             unix_s=self._unix_s(),
-            next_event=self._happenings.next_serial,
+            next_event=self._event_log.next_serial,
             warnings=self.warnings,
         )
 
@@ -943,9 +985,7 @@ class CoordinatorService:
     async def _event_pages(
         self, request: EventsRequest, caller: Caller | None
     ) -> AsyncGenerator[tuple[SwarmEvent, ...], None]:
-        async with aclosing(
-            self._happenings.pages(request.since, follows=request.follows)
-        ) as pages:
+        async with aclosing(self._event_log.pages(request.since, follows=request.follows)) as pages:
             async for page in pages:
                 yield tuple(
                     event_message(self._state, caller, event, self._names)
@@ -1028,8 +1068,11 @@ def _short_description(run: Run, caller: Caller | None) -> str:
 
 
 def _evenly(first: int, stop: int, max_points: int) -> list[int]:
-    """Return the numbers from `first` to before `stop`, or at most so many, with the last one."""
-    stride = max(1, -(-(stop - first) // max_points))
+    """Return the numbers from `first` to before `stop`; of more than `max_points`, every nth.
+
+    The numbers are counted from the end, so that the last one is among them.
+    """
+    stride = max(1, math.ceil((stop - first) / max_points))
     return list(range(stop - 1, first - 1, -stride))[::-1]
 
 

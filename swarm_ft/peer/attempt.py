@@ -47,6 +47,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+# ---- the connections of an attempt
+
+
 class Connections:
     """Connections of a stage: neighbours, replicas and stages that hold the same weights.
 
@@ -55,12 +58,14 @@ class Connections:
         index: Index of this peer's stage.
         upstream: Boundaries to the replicas of the previous stage, by peer; empty at the first
             stage.
-        constants: Coder that reads the stage's cached inputs; None if none are cached.
         downstream: Boundaries to the replicas of the next stage, by peer; empty at the last stage.
+        input_cache: Coder of `upstream`, if it also stores the stage's inputs for later epochs;
+            None otherwise.
         reducer: Sums gradients over this stage's replicas; None if it has no other replica.
-        group: Group that sums gradients of weights that several stages hold; None if there are
-            none, or none that train.
-        sharer: Sums the gradients of `group`; None without a group.
+        shared_group: This peer's group. A group has a peer of each stage that holds a copy of the
+            run's shared weights, such as tied embeddings. None if no shared weight trains, or this
+            stage has none.
+        shared_reducer: Sums gradients of shared weights over `shared_group`; None without a group.
     """
 
     def __init__(
@@ -71,34 +76,34 @@ class Connections:
         *,
         num_values: int,
         deliver: Callable[[FrameKey, Tensor], None],
-        taken: Callable[[FrameKey], None],
+        on_consumed: Callable[[FrameKey], None],
     ) -> None:
         """Create the connections; `start` connects them.
 
         Args:
             context: Context of the peer.
             assign: Assignment that names the attempt and its peers. Its digest has been checked.
-            state: State of the stage, with its ends of the buffers.
-            num_values: Number of values in the stage's gradient; 0 if not known yet.
+            state: State of the stage: its buffers and residuals.
+            num_values: Number of values in the stage's gradient; 0 while this peer has no weights.
             deliver: Callback for every decoded sample of a neighbour.
-            taken: Callback for every held-out sample that a neighbour has consumed.
+            on_consumed: Callback for every held-out sample that a neighbour has consumed.
         """
-        self._taken = taken
         self._context = context
         self._assign = assign
         self._state = state
         self._deliver = deliver
+        self._on_consumed = on_consumed
         self._endpoints = {stage.peer_id: stage.endpoint for stage in assign.assignments}
         self.pipeline = stages_of(assign.assignments)
         self.index = next(
             i for i, stage in enumerate(self.pipeline) if context.peer_id in stage.peers
         )
-        self.constants: FrameCoder | None = None
+        self.input_cache: FrameCoder | None = None  # `_boundaries` replaces it
         self.upstream = self._boundaries(self.index - 1, Direction.BACKWARD)
         self.downstream = self._boundaries(self.index + 1, Direction.FORWARD)
         self.reducer = self._make_reducer(num_values)
-        self.group = self._make_group()
-        self.sharer = self._make_sharer()
+        self.shared_group = self._find_shared_group()
+        self.shared_reducer = self._make_shared_reducer()
 
     @property
     def boundaries(self) -> tuple[Boundary, ...]:
@@ -107,14 +112,14 @@ class Connections:
 
     @property
     def _reducers(self) -> tuple[GradientReducer, ...]:
-        return tuple(one for one in (self.reducer, self.sharer) if one is not None)
+        return tuple(one for one in (self.reducer, self.shared_reducer) if one is not None)
 
-    def start(self, group: asyncio.TaskGroup) -> None:
-        """Connect, and run all connections in `group` until it is cancelled."""
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Connect, and run all connections in `tasks` until it is cancelled."""
         for boundary in self.boundaries:
-            group.create_task(boundary.run())
+            tasks.create_task(boundary.run())
         for reducer in self._reducers:
-            group.create_task(reducer.run())
+            tasks.create_task(reducer.run())
 
     async def wait_connected(self) -> None:
         """Wait until all peers are connected."""
@@ -132,10 +137,14 @@ class Connections:
 
     @property
     def waits_for(self) -> tuple[PeerId, ...]:
-        """Peers whose sums, or else acknowledgements, this stage needs to continue."""
-        summing = dict.fromkeys(peer for one in self._reducers for peer in one.waits_for)
-        unanswered = (b.peer_id for b in self.boundaries if not b.is_acknowledged)
-        return tuple(summing or unanswered)
+        """Peers that this stage needs to continue.
+
+        While gradients are summed these are the members that owe a piece; otherwise the neighbours
+        that owe an acknowledgement.
+        """
+        owe_pieces = dict.fromkeys(peer for one in self._reducers for peer in one.waits_for)
+        owe_acknowledgements = (b.peer_id for b in self.boundaries if not b.is_acknowledged)
+        return tuple(owe_pieces or owe_acknowledgements)
 
     async def wait_settled(self) -> None:
         """Wait until neighbours have acknowledged everything that was sent in this step."""
@@ -143,7 +152,7 @@ class Connections:
             await boundary.wait_settled()
 
     def sent(self) -> Iterator[tuple[FrameKey, Tensor | Frame]]:
-        """Yield what boundaries sent, or queued to send, in this step."""
+        """Yield the tensors and frames that boundaries sent, or queued to send, in this step."""
         for boundary in self.boundaries:
             yield from boundary.sent()
 
@@ -155,6 +164,7 @@ class Connections:
                 yield sum(sent[1:], sent[0])
 
     def _make_reducer(self, num_values: int) -> GradientReducer | None:
+        """Return the reducer over the replicas of this stage, with the run's reduction codec."""
         stage = self.pipeline[self.index]
         if len(stage.peers) == 1:
             return None
@@ -169,20 +179,23 @@ class Connections:
             pool=self._context.codecs,
         )
 
-    def _make_group(self) -> ReduceGroup | None:
-        groups = reduce_groups(self._assign.spec.sharing(self.pipeline))
-        return next((one for one in groups if self._context.peer_id in one.members), None)
+    def _find_shared_group(self) -> ReduceGroup | None:
+        """Return the group of this peer among those that share weights between stages."""
+        sharing_stages = self._assign.spec.sharing(self.pipeline)
+        groups = reduce_groups(sharing_stages)
+        return next((group for group in groups if self._context.peer_id in group.members), None)
 
-    def _make_sharer(self) -> GradientReducer | None:
-        if self.group is None:
+    def _make_shared_reducer(self) -> GradientReducer | None:
+        """Return the reducer over the stages with the same weights; it does not compress."""
+        group, spec = self.shared_group, self._assign.spec
+        if group is None:
             return None
-        spec = self._assign.spec
         return GradientReducer(
             self._reduce_hello(Scope.STAGES, spec.model.layers, spec.shared_values),
-            self.group.members,
-            self._channels(self.group.channel_peers(self._context.peer_id)),
+            group.members,
+            self._channels(group.channel_peers(self._context.peer_id)),
             codec=parse_dp_spec("none"),
-            residuals=Residuals(),
+            residuals=Residuals(),  # stays empty: "none" is exact
             pool=self._context.codecs,
         )
 
@@ -198,11 +211,17 @@ class Connections:
         )
 
     def _boundaries(self, index: int, sends: Direction) -> dict[PeerId, Boundary]:
-        """Return this peer's ends of the boundaries to the replicas of stage `index`, if any."""
+        """Return this peer's ends of the boundaries to the replicas of stage `index`.
+
+        Args:
+            index: Index of the stage before or behind this one; no boundaries if there is none.
+            sends: Direction of the frames that this end sends.
+        """
         if not 0 <= index < len(self.pipeline):
             return {}
         assign, context = self._assign, self._context
-        block = BlockIndex(self.pipeline[max(index, self.index)].layers.start)
+        stage_behind = self.pipeline[max(index, self.index)]
+        block = BlockIndex(stage_behind.layers.start)
         hello = BoundaryHello(
             run_id=assign.run_id,
             spec_digest=assign.spec_digest,
@@ -223,7 +242,7 @@ class Connections:
             device=context.codec_device,
         )
         if keeps_input:
-            self.constants = coder
+            self.input_cache = coder
         return {
             peer: Boundary(
                 hello,
@@ -233,7 +252,7 @@ class Connections:
                 pool=context.codecs,
                 deliver=self._deliver,
                 timeline=context.timeline,
-                on_consumed=self._taken,
+                on_consumed=self._on_consumed,
             )
             for peer in self.pipeline[index].peers
         }
@@ -245,13 +264,19 @@ class Connections:
         return self._context.links.channel(peer, self._endpoints[peer])
 
 
+# ---- the attempt
+
+
 class StageAttempt:
-    """An attempt of a run at this peer. `run` works until cancelled; `plan` queues steps.
+    """An attempt of a run at this peer. `run` works until cancelled; `queue_step` feeds it.
 
     Attributes:
+        assign: Assignment of the attempt.
         connections: Connections to neighbours, replicas and stages with the same weights.
-        buffers: Prefetches this stage's buffers and reports which samples have one.
-        is_light: Event that is set while no microbatch holds memory.
+        buffers: Access to the stage's buffers, which are the last activations of each sample at its
+            boundaries: prefetches them and reports which exist.
+        is_memory_free: Event that is set while no microbatch holds memory. Another run at this
+            peer waits for it before it loads weights.
     """
 
     def __init__(
@@ -270,8 +295,8 @@ class StageAttempt:
             catching_up: Transfer of the stage's state to this peer, if it is a learner.
         """
         self.assign = assign
-        self.is_light = asyncio.Event()
-        self.is_light.set()
+        self.is_memory_free = asyncio.Event()
+        self.is_memory_free.set()
         self._catching_up = catching_up
         self._context = context
         self._timeline = context.timeline
@@ -282,16 +307,17 @@ class StageAttempt:
             state,
             num_values=0 if self._is_behind else self._engine.num_values,
             deliver=self._deliver,
-            taken=self._on_consumed,
+            on_consumed=self._on_consumed,
         )
         self._index = self.connections.index
         layers = self.connections.pipeline[self._index].layers
         self.buffers = AttemptBuffers(assign, state, layers)
-        self._computing = self.connections.pipeline
-        self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
+        self._next_plan: asyncio.Queue[PlanStep] = asyncio.Queue(1)
+        # These four change with each step. A step that only evaluates or listens has a plan too.
         self._plan: PlanStep | None = None
-        self._spec = assign.spec
         self._step: StageStep | None = None
+        self._computing_stages = self.connections.pipeline  # without this step's listeners
+        self._compiled_spec = assign.spec  # with the codecs of the last step that changed them
 
     @property
     def _engine(self) -> Engine:
@@ -326,20 +352,20 @@ class StageAttempt:
             return ()
         return self._step.waits_for or self.connections.waits_for
 
-    def plan(self, plan: PlanStep) -> None:
-        """Queue a step, to run next.
+    def queue_step(self, plan: PlanStep) -> None:
+        """Queue a planned step, to run next.
 
         Raises:
             OutOfTurn: Another step waits already.
             MalformedMessage: A route names a replica that does not exist, or an entry that is not
                 allowed; or the run cannot switch to the plan's codecs.
         """
-        _check_routes(plan, self._computing_in(plan), self.assign.spec)
-        _spec_in(plan, self.assign.spec)
-        if self._plans.full():
+        _check_routes(plan, self._stages_without_listeners(plan), self.assign.spec)
+        _check_codecs(plan, self.assign.spec)
+        if self._next_plan.full():
             raise OutOfTurn(f"step {plan.step} was planned while another one waits")
         self._timeline.on_plan(plan)
-        self._plans.put_nowait(plan)
+        self._next_plan.put_nowait(plan)
 
     async def run(self) -> None:
         """Run steps until cancelled.
@@ -364,7 +390,7 @@ class StageAttempt:
         await self.connections.wait_connected()
         self._context.send_to_coordinator(self._stage_ready())
         while True:
-            plan = self._plan = await self._plans.get()
+            plan = self._plan = await self._next_plan.get()
             self._step = None
             is_listener = self._context.peer_id in plan.listeners
             ready = await (self._listen(plan) if is_listener else self._run_step(plan))
@@ -375,11 +401,11 @@ class StageAttempt:
         """Receive the sum of a step that the other replicas compute."""
         if self._catching_up is None or self.connections.reducer is None:
             raise OutOfTurn(f"step {plan.step}: expected a step to compute, got one to listen to")
-        train = _spec_in(plan, self.assign.spec).train
+        train = _with_codecs_of(plan, self.assign.spec).train
         for boundary in self.connections.boundaries:
-            boundary.begin(plan.step, {}, train, len(plan.microbatches))
+            boundary.begin(plan.step, {}, train, len(plan.microbatches))  # expects no frames
         if not plan.microbatches:
-            return self._evaluated(plan)
+            return self._evaluation_report(plan)
         began_s = self._timeline.now_s()
         total = await self.connections.reducer.listen(plan.step, set(plan.listeners))
         self._timeline.add(SpanKind.REDUCE, began_s)
@@ -393,44 +419,54 @@ class StageAttempt:
         )
 
     def _stage_ready(self) -> StageReady:
-        progress = self._state.progress
-        is_open = progress is not None and progress.step == self.assign.committed_steps
+        """Return the report of what this peer brings into the attempt.
+
+        That includes microbatches of the first uncommitted step which an earlier attempt finished.
+        """
+        progress, finished = self._state.progress, frozenset[MicrobatchIndex]()
+        if progress is not None and progress.step == self.assign.committed_steps:
+            finished = frozenset((*progress.done, *progress.evaluated))
         return StageReady(
             run_id=self.assign.run_id,
             attempt=self.assign.attempt,
-            done=frozenset((*progress.done, *progress.evaluated) if progress and is_open else ()),
+            done=finished,
             buffers=self.buffers.begin(),
         )
 
     def _save_progress(self) -> None:
         """Save the progress of the open step, so that the next attempt continues it."""
         progress = self._state.progress
+        # The state has no progress once the step is committed, or if its gradients are incomplete.
         if self._step is None or progress is None or self._step.progress is not progress:
-            return  # the step was committed, or its gradients are incomplete
+            return
         progress.keep(self.connections.sent())
         progress.count(self.connections.take_traffic())
 
     async def _run_step(self, plan: PlanStep) -> StepReady:
+        """Compute this peer's microbatches of a step, sum the gradients, and return the report."""
         if self._is_behind:
             raise OutOfTurn(f"step {plan.step} was planned over a peer that has not caught up")
         step = await self._begin(plan)
-        progress = step.progress
-        self.is_light.clear()
+        self.is_memory_free.clear()
         try:
             await step.run()
         finally:
-            self.is_light.set()
+            self.is_memory_free.set()
         failpoints.reached("after-backward")
         if not plan.microbatches:
-            await self._settled()
-            return self._evaluated(plan, progress)
-        if self.connections.reducer is not None or self.connections.sharer is not None:
-            progress.gradient = await self._run_on_gradient(self._engine.flat_gradient)
-        gradients = await self._reduce(plan, progress) + await self._sync_shared(plan)
-        await self._settled()
+            await self._wait_settled()
+            return self._evaluation_report(plan, step.progress)
+        traffic = await self._sum_gradients(plan, step.progress)
+        await self._wait_settled()
         norm = await self._run_on_gradient(self._engine.squared_grad_norm)
         self._state.gradient_attempt = plan.attempt
         failpoints.reached("before-ready")
+        return self._training_report(plan, step, norm, traffic)
+
+    def _training_report(
+        self, plan: PlanStep, step: StageStep, norm: float, gradients: GradientTraffic
+    ) -> StepReady:
+        progress = step.progress
         return StepReady(
             run_id=plan.run_id,
             attempt=plan.attempt,
@@ -448,8 +484,8 @@ class StageAttempt:
             lost=self.buffers.take_lost(),
         )
 
-    def _evaluated(self, plan: PlanStep, progress: StepProgress | None = None) -> StepReady:
-        """Return the report of a step without gradients."""
+    def _evaluation_report(self, plan: PlanStep, progress: StepProgress | None = None) -> StepReady:
+        """Return the report of a plan that only evaluates the run's last weights."""
         train = self.assign.spec.train
         return StepReady(
             run_id=plan.run_id,
@@ -462,31 +498,51 @@ class StageAttempt:
 
     async def _begin(self, plan: PlanStep) -> StageStep:
         """Open the step: resume the part that the plan counts as done here, or begin anew."""
-        self._computing = self._computing_in(plan)
-        replica = self._computing[self._index].peers.index(self._context.peer_id)
-        passing = [b for b in plan.microbatches if b.entry <= self._index]
-        own = [b for b in passing if b.replica_at(self._index) == replica]
-        done = [batch for batch in own if self._index in batch.done]
-        evaluating = (b for b in plan.evaluation if b.entry <= self._index)
-        held_out = [b for b in evaluating if b.replica_at(self._index) == replica]
+        self._computing_stages = self._stages_without_listeners(plan)
+        here, elsewhere = self._by_replica(plan.microbatches)
+        held_out, _ = self._by_replica(plan.evaluation)
+        done = [batch for batch in here if self._index in batch.done]
+        # Only the last stage has results of held-out microbatches, their losses.
         evaluated = [b for b in held_out if self._index in b.done] if self._engine.is_last else []
         progress = await self._open(plan, [*done, *evaluated])
         spec = await self._compiled_for(plan)
-        others = [b for b in passing if b.replica_at(self._index) != replica]
-        self.buffers.planned(plan.step, here=own, elsewhere=others)
-        batches = [batch for batch in (*own, *held_out) if self._index not in batch.done]
-        step = self._step = self._make_step(plan, batches, progress)
-        for boundaries, direction in (
+        self.buffers.planned(plan.step, here=here, elsewhere=elsewhere)
+        remaining = [batch for batch in (*here, *held_out) if self._index not in batch.done]
+        step = self._step = self._make_step(plan, remaining, progress)
+        self._begin_boundaries(plan, step, spec.train)
+        self._send_again(plan, done, progress)
+        return step
+
+    def _by_replica(
+        self, microbatches: Sequence[Microbatch]
+    ) -> tuple[list[Microbatch], list[Microbatch]]:
+        """Return the microbatches that pass this peer, and those that pass other replicas.
+
+        Microbatches whose inputs a later stage caches enter there and pass neither.
+        """
+        replica = self._computing_stages[self._index].peers.index(self._context.peer_id)
+        passing = [batch for batch in microbatches if batch.entry <= self._index]
+        here = [batch for batch in passing if batch.replica_at(self._index) == replica]
+        elsewhere = [batch for batch in passing if batch.replica_at(self._index) != replica]
+        return here, elsewhere
+
+    def _begin_boundaries(self, plan: PlanStep, step: StageStep, train: TrainSpec) -> None:
+        for boundaries, arriving in (
             (self.connections.upstream, Direction.FORWARD),
             (self.connections.downstream, Direction.BACKWARD),
         ):
             for boundary in boundaries.values():
-                expected = step.expected(boundary, direction)
-                boundary.begin(plan.step, expected, spec.train, len(plan.microbatches))
-        self._send_again(plan, done, progress)
-        return step
+                expected = step.expected(boundary, arriving)
+                boundary.begin(plan.step, expected, train, len(plan.microbatches))
 
     async def _open(self, plan: PlanStep, done: list[Microbatch]) -> StepProgress:
+        """Return the progress of the planned step at this peer.
+
+        Args:
+            plan: Plan of the step.
+            done: Microbatches that the plan counts as done here. If there are any, the progress of
+                the earlier attempt continues; otherwise the step begins anew.
+        """
         progress = self._state.progress
         if done and progress is not None and progress.step == plan.step:
             progress.check(done)
@@ -503,43 +559,46 @@ class StageAttempt:
 
     async def _compiled_for(self, plan: PlanStep) -> RunSpec:
         """Return the run with the step's codecs, after compiling their kernels."""
-        spec = _spec_in(plan, self.assign.spec)
-        if spec != self._spec:
+        spec = _with_codecs_of(plan, self.assign.spec)
+        if spec != self._compiled_spec:
             await run_in(self._context.codecs, compile_codecs, spec, self._context.codec_device)
-            self._spec = spec
+            self._compiled_spec = spec
         return spec
 
-    def _computing_in(self, plan: PlanStep) -> tuple[Stage, ...]:
+    def _stages_without_listeners(self, plan: PlanStep) -> tuple[Stage, ...]:
         """Return the pipeline without the peers that only listen in this step."""
         return stages_of(self.assign.assignments, but=plan.listeners)
 
     def _make_step(
         self, plan: PlanStep, batches: list[Microbatch], progress: StepProgress
     ) -> StageStep:
-        coming = [batch for batch in batches if batch.entry < self._index]
+        from_upstream = [batch for batch in batches if batch.entry < self._index]
         routes = StepRoutes(
             stage_index=self._index,
             batches={batch.index: batch for batch in batches},
-            upstream=self._routed(coming, self._index - 1, self.connections.upstream),
+            upstream=self._routed(from_upstream, self._index - 1, self.connections.upstream),
             downstream=self._routed(batches, self._index + 1, self.connections.downstream),
-            constants=self.connections.constants,
+            input_cache=self.connections.input_cache,
             held_out=frozenset(batch.index for batch in plan.evaluation),
-            shadowed=_is_shadowed(plan, self.assign.spec.train),
+            shadowed=_has_shadow(plan, self.assign.spec.train),
             task=task_of(self.assign.spec.train),
         )
-        engine, max_held = self._engine, self._max_microbatches()
         return StageStep(
             plan,
             routes,
             progress,
-            engine=engine,
+            engine=self._engine,
             context=self._context,
-            max_held=max_held,
+            max_held=self._max_microbatches(),
         )
 
     def _max_microbatches(self) -> int:
-        """Return how many microbatches fit into memory; the engine has measured one by then."""
-        least = min_microbatches(len(self._computing), self._index)
+        """Return how many microbatches may hold memory at once.
+
+        Plain 1F1B needs the least. More hide the latency of links; they are allowed once the engine
+        has measured a microbatch, and until memory runs out for the first time.
+        """
+        least = min_microbatches(len(self._computing_stages), self._index)
         if self._state.limits_microbatches:
             return least
         return max_microbatches(
@@ -549,15 +608,19 @@ class StageAttempt:
         )
 
     def _send_again(self, plan: PlanStep, done: list[Microbatch], progress: StepProgress) -> None:
-        """Send results of earlier attempts again to neighbours that have not finished with them."""
-        for index, boundaries, direction in (
-            (self._index - 1, self.connections.upstream, Direction.BACKWARD),
-            (self._index + 1, self.connections.downstream, Direction.FORWARD),
-        ):
-            if direction is Direction.BACKWARD and not self._engine.sends_gradients:
-                continue
-            lacking = [batch for batch in done if index not in batch.done]
-            for microbatch, boundary in self._routed(lacking, index, boundaries).items():
+        """Send results of earlier attempts again to neighbours that have not finished with them.
+
+        Args:
+            plan: Plan of the step.
+            done: Microbatches of which this peer finished its part.
+            progress: Progress of the step, which has the results.
+        """
+        upstream = (self._index - 1, self.connections.upstream, Direction.BACKWARD)
+        downstream = (self._index + 1, self.connections.downstream, Direction.FORWARD)
+        receivers = [upstream, downstream] if self._engine.sends_gradients else [downstream]
+        for index, boundaries, direction in receivers:
+            unfinished_there = [batch for batch in done if index not in batch.done]
+            for microbatch, boundary in self._routed(unfinished_there, index, boundaries).items():
                 for sample in progress.done[microbatch]:
                     key = FrameKey(plan.attempt, plan.step, microbatch, sample, direction)
                     boundary.send(key, progress.sent(key))
@@ -568,8 +631,15 @@ class StageAttempt:
         """Return the boundary of each microbatch on its way to or from stage `index`."""
         if not boundaries:
             return {}
-        peers = self._computing[index].peers
+        peers = self._computing_stages[index].peers
         return {batch.index: boundaries[peers[batch.replica_at(index)]] for batch in batches}
+
+    async def _sum_gradients(self, plan: PlanStep, progress: StepProgress) -> GradientTraffic:
+        """Sum the gradients over replicas, then over stages with the same weights."""
+        if self.connections.reducer is not None or self.connections.shared_reducer is not None:
+            # The sums replace the engine's gradient. An attempt that repeats them starts from this.
+            progress.gradient = await self._run_on_gradient(self._engine.flat_gradient)
+        return await self._reduce(plan, progress) + await self._sync_shared(plan)
 
     async def _reduce(self, plan: PlanStep, progress: StepProgress) -> GradientTraffic:
         """Sum this stage's gradients over its replicas; all of them get the same bits."""
@@ -584,16 +654,16 @@ class StageAttempt:
 
     async def _sync_shared(self, plan: PlanStep) -> GradientTraffic:
         """Sum the gradients of weights that several stages hold, so that all copies stay equal."""
-        sharer, group = self.connections.sharer, self.connections.group
-        if sharer is None or group is None:
+        reducer, group = self.connections.shared_reducer, self.connections.shared_group
+        if reducer is None or group is None:
             return GradientTraffic()
         began_s, compute = self._timeline.now_s(), self._context.compute
-        await synchronise(sharer, group, plan.step, self._engine, compute)
-        sent = sharer.take_traffic()
+        await synchronise(reducer, group, plan.step, self._engine, compute)
+        sent = reducer.take_traffic()
         self._timeline.add(SpanKind.TIE, began_s, num_bytes=sent.sent_bytes)
         return sent
 
-    async def _settled(self) -> None:
+    async def _wait_settled(self) -> None:
         """Wait until neighbours have acknowledged all that was sent."""
         began_s = self._timeline.now_s()
         await self.connections.wait_settled()
@@ -615,12 +685,24 @@ class StageAttempt:
             self._step.on_consumed(key)
 
 
-def _is_shadowed(plan: PlanStep, train: TrainSpec) -> bool:
-    """Whether the first microbatch is computed without compression as well."""
+def _has_shadow(plan: PlanStep, train: TrainSpec) -> bool:
+    """Whether the step's first microbatch is also evaluated without compression, as its shadow.
+
+    A plan lists shadow microbatches last.
+    """
     return any(train.is_shadow(batch.samples[0]) for batch in plan.evaluation[-1:])
 
 
-def _spec_in(plan: PlanStep, spec: RunSpec) -> RunSpec:
+def _check_codecs(plan: PlanStep, spec: RunSpec) -> None:
+    """Check that the run can switch to the codecs of a step's plan.
+
+    Raises:
+        MalformedMessage: The run cannot switch to these codecs.
+    """
+    _with_codecs_of(plan, spec)
+
+
+def _with_codecs_of(plan: PlanStep, spec: RunSpec) -> RunSpec:
     """Return the run with the codecs of a step's plan.
 
     Raises:

@@ -113,10 +113,10 @@ class StageHost:
             return self._state.engine.state_bytes
         return int(self._spec.memory_bytes(self._layers)) if self._layers is not None else 0
 
-    async def wait_light(self) -> None:
+    async def wait_memory_free(self) -> None:
         """Wait until no microbatch of the step under way holds memory."""
         if self._attempt is not None:
-            await self._attempt.is_light.wait()
+            await self._attempt.is_memory_free.wait()
 
     @property
     def reported_state(self) -> HeldStage | None:
@@ -144,7 +144,7 @@ class StageHost:
         attempt = self._attempt
         if attempt is not None and attempt.assign.attempt == plan.attempt:
             self._exchange.planned(plan)
-            attempt.plan(plan)
+            attempt.queue_step(plan)
 
     async def commit(self, commit: CommitStep) -> None:
         """Apply the step's gradients, once. A cancelled call still runs to its end.

@@ -1,7 +1,13 @@
 """Links to other peers: one stream for all messages that two peers exchange in a run.
 
+    Links         all links of this peer
+    PeerLink      the link to one peer, for one run
+    LinkChannel   the use of that link by one end: a boundary, or a member of an all-reduce
+    ChannelEnd    such an end, as this module sees it
+
 `protocol.machines.link` decides which channels are connected. This module moves messages between
-the stream and the ends of the channels; `protocol.machines.link_meter` measures its speed.
+the stream and the ends of the channels. `protocol.machines.link_meter` measures the link's speed
+with marks, which are pings and their replies.
 
 The peer whose id sorts first dials, as long as an attempt uses the link. Of several streams the
 newest stays. A broken stream is reopened under the attempt, and an open stream serves the next
@@ -71,10 +77,10 @@ UNREACHABLE_AFTER_S = 30.0
 GREETING_S = 30.0
 """Seconds within which a connected peer has to send its hello."""
 UNNAMED_S = 5.0
-"""Seconds for which an unused stream stays open, if the present assignment does not name its peer.
+"""Seconds for which a stream stays open that no attempt uses, from a peer that was not assigned.
 
-A peer that received its assignment earlier waits on such a stream for this peer to receive it too,
-and may call again. A stream of a member that no assignment names is closed by then.
+The peer may have received its assignment earlier than this one; it then waits on the stream, and
+may call again. Streams of members that no assignment names are closed by this time.
 """
 MAX_IDLE_LINKS = 64
 """Links to peers that no attempt here uses and that the present assignment does not name."""
@@ -143,7 +149,10 @@ class ChannelEnd(Protocol[Hello, Message]):
         ...
 
     async def write(self, message: Message, send: Send) -> None:
-        """Send a queued message of this end, whose turn has come."""
+        """Send a queued message of this end with `send`, now that its turn has come.
+
+        The end counts its bytes here, since queued messages may be dropped.
+        """
         ...
 
 
@@ -211,19 +220,21 @@ class PeerLink:
         self._run_id = run_id
         self._machine = LinkMachine()
         self._meter = LinkMeter()
-        self._ends: dict[ChannelKind, AnyChannelEnd] = {}
-        self._attempts: dict[ChannelKind, asyncio.Future[None]] = {}
-        self._used = asyncio.Event()
-        self._unused = asyncio.Event()
-        self._unused.set()
-        self._dial_lock = asyncio.Lock()
-        self._dialled: tuple[str, asyncio.Task[None]] | None = None
-        self._serve_lock = asyncio.Lock()
-        self._newest: object = None
-        self._num_streams = 0
-        self._break: asyncio.Future[None] | None = None
         self._outgoing = _Outgoing()
-        self._broken_streams = 0
+        # The ends that use the link now, each with a future for an error that fails its attempt.
+        self._ends: dict[ChannelKind, AnyChannelEnd] = {}
+        self._failures: dict[ChannelKind, asyncio.Future[None]] = {}
+        self._has_ends = asyncio.Event()
+        self._has_no_ends = asyncio.Event()
+        self._has_no_ends.set()
+        # The streams of the link: one is served, and others wait for it to end.
+        self._dial_lock = asyncio.Lock()
+        self._serve_lock = asyncio.Lock()
+        self._dialled: tuple[str, asyncio.Task[None]] | None = None  # endpoint, and its service
+        self._newest_stream: LinkStream | None = None
+        self._num_streams = 0
+        self._num_broken_streams = 0
+        self._stream_error: asyncio.Future[None] | None = None  # ends the served stream
 
     @property
     def is_idle(self) -> bool:
@@ -241,9 +252,9 @@ class PeerLink:
         return self._meter.speed
 
     @property
-    def quiet(self) -> asyncio.Event:
+    def is_quiet(self) -> asyncio.Event:
         """Event that is set while no frames or pieces wait or are being written."""
-        return self._outgoing.quiet
+        return self._outgoing.is_quiet
 
     @property
     def _is_dialler(self) -> bool:
@@ -259,17 +270,17 @@ class PeerLink:
     # ---- channels
 
     async def keep_connected(self, end: AnyChannelEnd, endpoint: str) -> None:
-        """Keep an end connected until cancelled; see `LinkChannel.attend`."""
+        """Keep an end connected until cancelled; see `LinkChannel.keep_connected`."""
         kind = kind_of(end.hello)
-        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ends[kind], self._attempts[kind] = end, failed
-        self._unused.clear()
-        self._used.set()
-        self._broken_streams = 0
+        failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ends[kind], self._failures[kind] = end, failure
+        self._has_no_ends.clear()
+        self._has_ends.set()
+        self._num_broken_streams = 0
         try:
             self._apply(self._machine.open(end.hello))
             dialling = [self._dial(endpoint)] if self._is_dialler else []
-            await until_one_ends(failed, *dialling)
+            await until_one_ends(failure, *dialling)
         except SwarmError as error:
             error.about = self._peer_id
             raise
@@ -280,23 +291,23 @@ class PeerLink:
     def _close(self, kind: ChannelKind) -> None:
         self._apply(self._machine.close(kind))
         self._outgoing.forget(kind)
-        del self._ends[kind], self._attempts[kind]
+        del self._ends[kind], self._failures[kind]
         if not self._ends:
-            self._used.clear()
-            self._unused.set()
+            self._has_ends.clear()
+            self._has_no_ends.set()
 
     def send(self, message: ChannelMessage) -> None:
-        """Queue a message; see `LinkChannel.say`."""
+        """Queue a message; see `LinkChannel.send`."""
         if not self._machine.is_connected(kind_of(message)):
-            return  # the hellos of the next stream or attempt carry the state that it would have
+            return  # nothing is lost: both ends compare their states when they connect again
         self._outgoing.put(message)
         if self._outgoing.num_answers > MAX_ANSWERS:
             self.break_off(OutOfTurn("the peer sends messages, but does not read the replies"))
 
     def break_off(self, error: SwarmError) -> None:
         """End the present stream, if any."""
-        if self._break is not None and not self._break.done():
-            self._break.set_exception(error)
+        if self._stream_error is not None and not self._stream_error.done():
+            self._stream_error.set_exception(error)
 
     def _apply(self, effects: list[LinkEffect]) -> None:
         for effect in effects:
@@ -324,7 +335,10 @@ class PeerLink:
     # ---- dialling
 
     async def _dial(self, endpoint: str) -> None:
-        """Keep a stream open until cancelled."""
+        """Keep a stream open until cancelled: dial, wait for its end, and dial again.
+
+        A stream from an earlier call is kept if it leads to the same endpoint.
+        """
         async with self._dial_lock:
             if self._dialled is not None and self._dialled[0] != endpoint:
                 self.break_off(Unavailable(f"peer {self._peer_id} is at {endpoint} now"))
@@ -332,7 +346,7 @@ class PeerLink:
             failing_since_s: float | None = None
             while True:
                 if self._dialled is not None:
-                    await asyncio.wait({self._dialled[1]})
+                    await self.wait_ended()
                     self._dialled = None
                     await asyncio.sleep(backoff.draw_s())
                 try:
@@ -340,7 +354,9 @@ class PeerLink:
                     failing_since_s = None
                     backoff.reset()
                 except SwarmError as error:  # any error of the other peer may pass
-                    failing_since_s = self._failing_since_s(failing_since_s, error)
+                    logger.debug("peer %s: %s", self._peer_id, error.message)
+                    failing_since_s = self._now_s() if failing_since_s is None else failing_since_s
+                    self._check_may_retry(error, failing_since_s)
                     await asyncio.sleep(backoff.draw_s())
 
     async def _dial_once(self, endpoint: str) -> None:
@@ -360,15 +376,17 @@ class PeerLink:
         self._num_streams += 1
         self._dialled = endpoint, asyncio.create_task(self._serve_dialled(channel, stream))
 
-    def _failing_since_s(self, since_s: float | None, error: SwarmError) -> float:
-        logger.debug("peer %s: %s", self._peer_id, error.message)
+    def _check_may_retry(self, error: SwarmError, failing_since_s: float) -> None:
+        """Give up on a peer that cannot take part, or was unreachable for too long.
+
+        Raises:
+            Unavailable: Dialling again is useless.
+        """
         if isinstance(error, RunMismatch | VersionMismatch):
             # This peer's spec was checked against the coordinator's, so the other peer is at fault.
             raise Unavailable(f"peer {self._peer_id}: {error.message}") from error
-        now_s = self._links.clock.now_s()
-        if since_s is not None and now_s - since_s >= UNREACHABLE_AFTER_S:
+        if self._now_s() - failing_since_s >= UNREACHABLE_AFTER_S:
             raise Unavailable(f"peer {self._peer_id} cannot be reached: {error.message}") from error
-        return now_s if since_s is None else since_s
 
     async def _serve_dialled(self, channel: Channel, stream: LinkStream) -> None:
         try:
@@ -400,10 +418,16 @@ class PeerLink:
             self._tidy()
 
     async def _serve(self, stream: LinkStream) -> None:
-        self._newest = stream
-        self.break_off(Unavailable("a newer stream replaced it"))
+        """Serve a stream in place of an older one, until it ends.
+
+        Raises:
+            Unavailable: A newer stream replaced this one, even before its turn.
+            SwarmError: Another reason for the end.
+        """
+        self._newest_stream = stream
+        self.break_off(Unavailable("a newer stream replaced it"))  # ends the one with the lock
         async with self._serve_lock:
-            if self._newest is not stream:
+            if self._newest_stream is not stream:  # since it waited for the lock
                 raise Unavailable("a newer stream replaced it")
             try:
                 await self._work(stream)
@@ -420,7 +444,7 @@ class PeerLink:
 
     async def _work(self, stream: LinkStream) -> None:
         self._links.check_open()  # `close` may have been called since the hello
-        self._break = asyncio.get_running_loop().create_future()
+        self._stream_error = asyncio.get_running_loop().create_future()
         self._outgoing.clear()
         try:
             self._meter.reset(self._now_s())
@@ -431,18 +455,18 @@ class PeerLink:
                 self._close_unused(),
                 self._probe_quiet(),
             )
-            await until_one_ends(*parts, self._break)
+            await until_one_ends(*parts, self._stream_error)
         finally:
-            self._break = None
+            self._stream_error = None
             self._apply(self._machine.down())
 
     async def _write(self, stream: LinkStream) -> None:
         while True:
             if self._outgoing.is_empty:
-                self._mark(self._meter.on_idle(self._now_s()))
+                self._queue_mark(self._meter.on_idle(self._now_s()))
             await self._outgoing.filled()
-            if self._outgoing.has_rest:
-                self._mark(self._meter.on_busy(self._now_s()))
+            if self._outgoing.has_bulk:
+                self._queue_mark(self._meter.on_busy(self._now_s()))
             await self._write_one(self._outgoing.pop(), stream)
             self._outgoing.written()
 
@@ -463,7 +487,7 @@ class PeerLink:
                 case LinkPing():
                     self._pinged(message)
                 case LinkPong():
-                    self._mark(self._meter.on_pong(message, self._now_s()))
+                    self._queue_mark(self._meter.on_pong(message, self._now_s()))
                 case _:
                     self._apply(self._machine.receive(message))
             await self._wait_expected()
@@ -471,17 +495,18 @@ class PeerLink:
     def _pinged(self, ping: LinkPing) -> None:
         if self._outgoing.has_pong:
             raise OutOfTurn("the peer pinged again before the reply to its last ping")
-        self._outgoing.mark(self._meter.on_ping(ping, self._now_s()))
+        self._outgoing.put_mark(self._meter.on_ping(ping, self._now_s()))
 
-    def _mark(self, ping: LinkPing | None) -> None:
+    def _queue_mark(self, ping: LinkPing | None) -> None:
+        """Queue a ping, if the meter wants one now."""
         if ping is not None:
-            self._outgoing.mark(ping)
+            self._outgoing.put_mark(ping)
 
     async def _probe_quiet(self) -> None:
         """Let the meter probe while no messages are exchanged."""
         while True:
             await asyncio.sleep(QUIET_S)
-            self._mark(self._meter.tick(self._now_s()))
+            self._queue_mark(self._meter.tick(self._now_s()))
 
     def _now_s(self) -> float:
         return self._links.clock.now_s()
@@ -489,35 +514,38 @@ class PeerLink:
     async def _wait_expected(self) -> None:
         """Wait until this run expects messages of the peer; one may be as large as a frame."""
         if not self._links.is_assigned(self._peer_id, self._run_id):
-            await self._used.wait()
+            await self._has_ends.wait()
 
     async def _close_unused(self) -> None:
+        """End the stream, by an error, if no attempt uses it for `UNNAMED_S`; see there."""
         while True:
-            await self._unused.wait()
+            await self._has_no_ends.wait()
             try:
                 async with asyncio.timeout(UNNAMED_S):
-                    await self._used.wait()
+                    await self._has_ends.wait()
             except TimeoutError:
                 self._links.check_named(self._peer_id, self._run_id)
 
     # ---- failures
 
     def _count_broken(self, error: SwarmError) -> None:
+        """Count a stream on which the other side broke the protocol; too many fail the attempt."""
         if isinstance(error, RunMismatch) and self._is_dialler:
+            # As in `_check_may_retry`: another stream would end the same way.
             self._fail(Unavailable(f"peer {self._peer_id}: {error.message}"))
             return
         logger.warning("peer %s: %s", self._peer_id, error.message)
-        self._broken_streams += 1
-        if self._broken_streams >= MAX_BROKEN_STREAMS:
+        self._num_broken_streams += 1
+        if self._num_broken_streams >= MAX_BROKEN_STREAMS:
             # The message is composed here: an error that the other side sent must not pass for one
             # of ours.
-            text = f"{self._broken_streams} streams failed, the last with "
+            text = f"{self._num_broken_streams} streams failed, the last with "
             self._fail(ProtocolError(f"peer {self._peer_id}: {text}{error.code}: {error.message}"))
 
     def _fail(self, error: Exception) -> None:
-        for failed in self._attempts.values():
-            if not failed.done():
-                failed.set_exception(error)
+        for failure in self._failures.values():
+            if not failure.done():
+                failure.set_exception(error)
 
 
 class _Outgoing:
@@ -527,16 +555,18 @@ class _Outgoing:
     messages. The windows of the senders bound the bulk messages; there are at most one ping and one
     pong.
 
+    Bulk messages are frames, pieces of gradients and side information.
+
     Attributes:
-        quiet: Event that is set while no bulk message waits or is being written.
+        is_quiet: Event that is set while no bulk message waits or is being written.
     """
 
     def __init__(self) -> None:
-        self.quiet = asyncio.Event()
-        self.quiet.set()
+        self.is_quiet = asyncio.Event()
+        self.is_quiet.set()
         self._marks: deque[LinkMark] = deque()
-        self._answers: deque[ChannelMessage] = deque()
-        self._rest: deque[ChannelMessage] = deque()
+        self._answers: deque[ChannelMessage] = deque()  # hellos and replies
+        self._bulk: deque[ChannelMessage] = deque()
         self._changed = asyncio.Event()
 
     @property
@@ -550,26 +580,27 @@ class _Outgoing:
         return any(isinstance(mark, LinkPong) for mark in self._marks)
 
     @property
-    def has_rest(self) -> bool:
-        """Whether frames or pieces wait."""
-        return bool(self._rest)
+    def has_bulk(self) -> bool:
+        """Whether a bulk message waits."""
+        return bool(self._bulk)
 
     @property
     def is_empty(self) -> bool:
         """Whether no message waits."""
-        return not (self._marks or self._answers or self._rest)
+        return not (self._marks or self._answers or self._bulk)
 
-    def mark(self, mark: LinkMark) -> None:
+    def put_mark(self, mark: LinkMark) -> None:
         """Queue a mark before all other messages."""
         self._marks.append(mark)
         self._changed.set()
 
     def put(self, message: ChannelMessage) -> None:
         """Queue a message."""
-        is_rest = isinstance(message, Frame | GradientPiece | SideInfoPart)
-        (self._rest if is_rest else self._answers).append(message)
-        if is_rest:
-            self.quiet.clear()
+        if isinstance(message, Frame | GradientPiece | SideInfoPart):
+            self._bulk.append(message)
+            self.is_quiet.clear()
+        else:
+            self._answers.append(message)
         self._changed.set()
 
     async def filled(self) -> None:
@@ -582,12 +613,12 @@ class _Outgoing:
         """Remove and return the next message; the queue is not empty."""
         if self._marks:
             return self._marks.popleft()
-        return (self._answers or self._rest).popleft()
+        return (self._answers or self._bulk).popleft()
 
     def written(self) -> None:
         """Register that the popped message was sent or dropped."""
-        if not self._rest:
-            self.quiet.set()
+        if not self._bulk:
+            self.is_quiet.set()
 
     def forget(self, kind: ChannelKind, *, but_hello: bool = False) -> None:
         """Drop all messages of a channel."""
@@ -597,14 +628,14 @@ class _Outgoing:
             if kind_of(message) is not kind
             or (but_hello and isinstance(message, BoundaryHello | ReduceHello))
         )
-        self._rest = deque(message for message in self._rest if kind_of(message) is not kind)
+        self._bulk = deque(message for message in self._bulk if kind_of(message) is not kind)
         self.written()
 
     def clear(self) -> None:
         """Drop all messages."""
         self._marks.clear()
         self._answers.clear()
-        self._rest.clear()
+        self._bulk.clear()
         self.written()
 
 
@@ -644,17 +675,21 @@ class Links:
 
     @property
     def speeds(self) -> dict[PeerId, LinkSpeed]:
-        """Measured speeds by peer: the slowest links, then those that were never saturated."""
+        """Measured speeds by peer: the slowest first, those without a rate last.
+
+        A link that was never saturated has round trips, but no rate. A peer with several links
+        counts with the fastest.
+        """
         known = [(peer, link.speed) for (peer, _), link in self._links.items()]
-        known.sort(key=lambda one: one[1].bytes_per_s)  # the fastest of several links counts
-        fastest = {peer: speed for peer, speed in known if speed != LinkSpeed()}
-        measured = sorted(fastest.items(), key=lambda one: one[1].bytes_per_s or math.inf)
-        return dict(measured[:MAX_MEASURED_LINKS])
+        known.sort(key=lambda one: one[1].bytes_per_s)
+        fastest = {peer: speed for peer, speed in known if speed != LinkSpeed()}  # the last counts
+        slowest_first = sorted(fastest.items(), key=lambda one: one[1].bytes_per_s or math.inf)
+        return dict(slowest_first[:MAX_MEASURED_LINKS])
 
     async def wait_quiet(self) -> None:
         """Wait until no frames or pieces wait on any link."""
-        while busy := [link.quiet for link in self._links.values() if not link.quiet.is_set()]:
-            await busy[0].wait()
+        while busy := [link for link in self._links.values() if not link.is_quiet.is_set()]:
+            await busy[0].is_quiet.wait()
 
     def is_assigned(self, peer_id: PeerId, run_id: RunId) -> bool:
         """Whether the present assignment of a run names a peer."""
@@ -687,7 +722,7 @@ class Links:
         if not hello.peer_id < self.own:
             raise OutOfTurn(f"peer {self.own} dials peer {hello.peer_id}, not the reverse")
         self.check_open()
-        self._make_room(hello.peer_id, hello.run_id)
+        self._check_room(hello.peer_id, hello.run_id)
         await self.link_to(hello.peer_id, hello.run_id).answer(stream)
 
     def check_open(self) -> None:
@@ -723,7 +758,12 @@ class Links:
         if link is not None and link.is_idle and not link.is_up:
             del self._links[peer_id, run_id]
 
-    def _make_room(self, peer_id: PeerId, run_id: RunId) -> None:
+    def _check_room(self, peer_id: PeerId, run_id: RunId) -> None:
+        """Refuse a peer that no assignment names while too many such links are idle.
+
+        Raises:
+            Unavailable: There are too many.
+        """
         is_known = self.is_assigned(peer_id, run_id) or (peer_id, run_id) in self._links
         num_idle = sum(
             link.is_idle for which, link in self._links.items() if not self.is_assigned(*which)

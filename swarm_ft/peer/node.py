@@ -63,6 +63,7 @@ from swarm_ft.protocol.messages.control import (
     GiveShard,
     KeepShard,
     LeaveProgress,
+    MemoryShare,
     PeerAlive,
     PeerHello,
     PeerLeaving,
@@ -77,6 +78,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import Claim
+from swarm_ft.protocol.spec.sizes import format_size
 from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
@@ -136,6 +138,8 @@ class PeerOptions:
         device: Description of the compute device, for people.
         codec_device: Device that encodes and decodes frames, see `coding_device`.
         device_memory_bytes: Memory of the device in all; 0: unknown.
+        machine_key: Secret of this machine's device, see `PeerHello`; empty: unknown.
+        machine_memory_bytes: Memory of this device outside any container; 0: unknown.
     """
 
     peer_id: PeerId
@@ -153,6 +157,8 @@ class PeerOptions:
     device: str = ""
     codec_device: torch.device = CPU
     device_memory_bytes: int = 0
+    machine_key: str = field(default="", repr=False)
+    machine_memory_bytes: int = 0
 
 
 class PeerNode:
@@ -214,6 +220,7 @@ class PeerNode:
         self._work = CurrentWork(options.peer_id)
         # The number always has 63 bits, so that all hellos have the same length.
         self._session = secrets.randbits(62) | 1 << 62
+        self._memory_share: MemoryShare | None = None
         self._contribution: Contribution | None = None
         self._has_contribution = asyncio.Event()
         self._links = Links(
@@ -304,6 +311,16 @@ class PeerNode:
     def current_work(self) -> tuple[RunWork, ...]:
         """Present work for each run of which it hosts a stage."""
         return self._work.runs
+
+    @property
+    def memory_share(self) -> MemoryShare | None:
+        """Memory that the coordinator counts, if it is less than this peer offers."""
+        return self._memory_share
+
+    @property
+    def offered_bytes(self) -> int:
+        """Memory that this peer offers for stages and their microbatches, in bytes."""
+        return self._options.memory_bytes
 
     @property
     def last_contribution(self) -> Contribution | None:
@@ -421,6 +438,7 @@ class PeerNode:
                 self._link.send(news)
 
     def _hello(self) -> PeerHello:
+        self._memory_share = None
         for host in self._hosts.values():
             host.timeline.on_joined()
         held = {run_id: host.reported_state for run_id, host in self._hosts.items()}
@@ -442,6 +460,8 @@ class PeerNode:
             max_beside=self._options.max_extra_stages,
             device_memory_bytes=self._options.device_memory_bytes,
             session=self._session,
+            machine_key=self._options.machine_key,
+            machine_memory_bytes=self._options.machine_memory_bytes,
         )
 
     def _alive(self) -> list[PeerAlive]:
@@ -455,7 +475,7 @@ class PeerNode:
         """Handle a message; an error becomes a failure of its run."""
         if isinstance(message, Revoked | Renewed | ContributionReport):
             return  # handled by `_handle_immediately`
-        if isinstance(message, StayIdle | LeaveProgress | ClockReply):
+        if isinstance(message, StayIdle | LeaveProgress | MemoryShare | ClockReply):
             self._handle_notice(message)
             return
         try:
@@ -526,8 +546,10 @@ class PeerNode:
                 return False
         return True
 
-    def _handle_notice(self, message: StayIdle | LeaveProgress | ClockReply) -> None:
+    def _handle_notice(self, message: StayIdle | LeaveProgress | MemoryShare | ClockReply) -> None:
         match message:
+            case MemoryShare():
+                self._on_memory_share(message)
             case LeaveProgress():
                 self.presence.on_progress(message)
             case StayIdle(reason=reason):
@@ -535,6 +557,20 @@ class PeerNode:
             case ClockReply():
                 for host in self._hosts.values():
                     host.timeline.on_clock_reply(message)
+
+    def _on_memory_share(self, share: MemoryShare) -> None:
+        """Log the memory that the coordinator counts, and store it if it is less than offered."""
+        counted, offered = format_size(share.memory_bytes), format_size(self.offered_bytes)
+        if share.memory_bytes >= self.offered_bytes:
+            self._memory_share = None
+            logger.info("the coordinator counts all of the %s that this peer lends", offered)
+            return
+        self._memory_share = share
+        logger.warning(
+            "the coordinator counts %s of the %s that this peer lends: %d peers on this machine "
+            "together lend more memory than it has; --memory sets a limit for each",
+            *(counted, offered, share.num_peers),
+        )
 
     async def _assign(self, assign: Assign) -> None:
         self._attempts[assign.run_id] = assign.attempt
@@ -649,7 +685,7 @@ class PeerNode:
         others = [host for run, host in self._hosts.items() if run != run_id]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ROOM_S):
-                await asyncio.gather(*(host.wait_light() for host in others))
+                await asyncio.gather(*(host.wait_memory_free() for host in others))
 
     async def _release(self, release: ReleaseStage) -> None:
         run_id = release.run_id

@@ -161,7 +161,7 @@ class StepRoutes:
         upstream: Boundary through which each arrives; empty at the first stage, and without
             microbatches whose inputs are cached here.
         downstream: Boundary through which each leaves; empty at the last stage.
-        constants: Coder that reads inputs cached here; None if none are.
+        input_cache: Coder that reads inputs cached here; None if none are.
         held_out: Microbatches that are only evaluated.
         shadowed: Whether the step's first microbatch is computed without compression as well.
         task: Task of the run, which determines the labels.
@@ -171,7 +171,7 @@ class StepRoutes:
     batches: Mapping[MicrobatchIndex, Microbatch]
     upstream: Mapping[MicrobatchIndex, Boundary]
     downstream: Mapping[MicrobatchIndex, Boundary]
-    constants: FrameCoder | None = None
+    input_cache: FrameCoder | None = None
     held_out: frozenset[MicrobatchIndex] = frozenset()
     shadowed: bool = False
     task: Learned = CausalLm()  # noqa: RUF009 - frozen, and without fields
@@ -343,8 +343,8 @@ class StageStep:
 
     async def _read_cached(self, sample: SampleId) -> Tensor:
         value = None
-        if self._routes.constants is not None:
-            read, tokens = self._routes.constants.read_constant, self._lengths[sample]
+        if self._routes.input_cache is not None:
+            read, tokens = self._routes.input_cache.read_constant, self._lengths[sample]
             value = await run_in(self._context.codecs, read, sample, tokens)
         if value is None:
             raise BuffersLost(

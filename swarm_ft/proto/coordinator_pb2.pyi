@@ -191,7 +191,7 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version", "max_beside", "device_memory_bytes", "session")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version", "max_beside", "device_memory_bytes", "session", "machine_key", "machine_memory_bytes")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +209,8 @@ class PeerHello(_message.Message):
     MAX_BESIDE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_KEY_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
@@ -226,7 +228,9 @@ class PeerHello(_message.Message):
     max_beside: int
     device_memory_bytes: int
     session: int
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., max_beside: _Optional[int] = ..., device_memory_bytes: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
+    machine_key: str
+    machine_memory_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., max_beside: _Optional[int] = ..., device_memory_bytes: _Optional[int] = ..., session: _Optional[int] = ..., machine_key: _Optional[str] = ..., machine_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class KeptShard(_message.Message):
     __slots__ = ("name", "digest")
@@ -844,8 +848,16 @@ class LeaveProgress(_message.Message):
     seconds: float
     def __init__(self, may_go: _Optional[bool] = ..., words: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
+class MemoryShare(_message.Message):
+    __slots__ = ("memory_bytes", "num_peers")
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PEERS_FIELD_NUMBER: _ClassVar[int]
+    memory_bytes: int
+    num_peers: int
+    def __init__(self, memory_bytes: _Optional[int] = ..., num_peers: _Optional[int] = ...) -> None: ...
+
 class ToPeer(_message.Message):
-    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "keep", "give", "drop", "clock", "idle", "revoked", "leave", "renewed", "contribution_report")
+    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "keep", "give", "drop", "clock", "idle", "revoked", "leave", "renewed", "memory_share", "contribution_report")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -861,6 +873,7 @@ class ToPeer(_message.Message):
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SHARE_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTION_REPORT_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     plan: PlanStep
@@ -877,8 +890,9 @@ class ToPeer(_message.Message):
     revoked: Revoked
     leave: LeaveProgress
     renewed: Renewed
+    memory_share: MemoryShare
     contribution_report: ContributionReport
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., keep: _Optional[_Union[KeepShard, _Mapping]] = ..., give: _Optional[_Union[GiveShard, _Mapping]] = ..., drop: _Optional[_Union[DropShards, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., leave: _Optional[_Union[LeaveProgress, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., contribution_report: _Optional[_Union[ContributionReport, _Mapping]] = ...) -> None: ...
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., keep: _Optional[_Union[KeepShard, _Mapping]] = ..., give: _Optional[_Union[GiveShard, _Mapping]] = ..., drop: _Optional[_Union[DropShards, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., leave: _Optional[_Union[LeaveProgress, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., memory_share: _Optional[_Union[MemoryShare, _Mapping]] = ..., contribution_report: _Optional[_Union[ContributionReport, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
     __slots__ = ("spec", "spec_digest", "run_id", "priority", "protocol_version")
@@ -1053,7 +1067,7 @@ class Grant(_message.Message):
     def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("peer_id", "layers", "idle", "grant", "endpoint", "device", "memory_bytes", "version", "speaks", "joined_ago_s", "heard_ago_s", "machine", "works", "links", "given", "state")
+    __slots__ = ("peer_id", "layers", "idle", "grant", "endpoint", "device", "memory_bytes", "version", "speaks", "joined_ago_s", "heard_ago_s", "machine", "works", "links", "given", "state", "offered_bytes")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
@@ -1070,6 +1084,7 @@ class MemberStatus(_message.Message):
     LINKS_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     idle: str
@@ -1086,7 +1101,8 @@ class MemberStatus(_message.Message):
     links: _containers.RepeatedCompositeFieldContainer[MemberLink]
     given: Contribution
     state: MemberState
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., endpoint: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., speaks: _Optional[int] = ..., joined_ago_s: _Optional[float] = ..., heard_ago_s: _Optional[float] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., works: _Optional[_Iterable[_Union[MemberWork, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[MemberLink, _Mapping]]] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ..., state: _Optional[_Union[MemberState, str]] = ...) -> None: ...
+    offered_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., endpoint: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., speaks: _Optional[int] = ..., joined_ago_s: _Optional[float] = ..., heard_ago_s: _Optional[float] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., works: _Optional[_Iterable[_Union[MemberWork, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[MemberLink, _Mapping]]] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ..., state: _Optional[_Union[MemberState, str]] = ..., offered_bytes: _Optional[int] = ...) -> None: ...
 
 class MemberWork(_message.Message):
     __slots__ = ("run_id", "layers", "stage", "replica", "num_replicas", "doing", "waits_for", "share", "parts_begun", "num_parts", "microbatch_s")

@@ -1,7 +1,9 @@
 """A member's part in introductions: requests for streams to others, and answers to requests.
 
-`ladder` decides for each meeting; this module owns the sockets. The called side passes the stream
-to its own gRPC through its front. The caller passes it to its own through `reach.tunnels`.
+A meeting is one introduction: two members look for a stream between them. `ladder` decides which
+ways it tries and lists them; this module owns the sockets. A leg is a member's connection to the
+relay, which joins two legs to a relayed stream. The called side passes the stream to its own gRPC
+through its front. The caller passes it to its own through `reach.tunnels`.
 """
 
 from __future__ import annotations
@@ -72,19 +74,20 @@ EARLY_S = 2.0
 WANTED_S = 20.0
 """Seconds that a caller waits for a stream, the coordinator's answer included."""
 HOPELESS_S = 300.0
-"""Seconds during which a failed way gets no time."""
+"""Seconds after a failed punch in which meetings with the same member wait for none."""
 MEASURED_EVERY_S = 600.0
 """Seconds, about, between two measurements of the distance to relays."""
 SPREAD_S = 1.0
 """Seconds over which all members spread their measurement of a new relay."""
 SPARE_S = 300.0
-"""Seconds that a chosen stream may stay silent: its caller may wait for a step's end."""
+"""Seconds until the first byte on a chosen stream. The caller may keep it as a spare for a while.
+"""
 MAX_MEETINGS, MAX_MEETINGS_WITH = 128, 16
 """Meetings at once: of all members, and with one member, which may be hostile."""
 MAX_PUNCHES = 32
-"""Loops of `_Meeting.punch` at once, of up to 30 SYNs each; more meetings use the relay."""
+"""Loops of `_Meeting._punch` at once, of up to 30 SYNs each; more meetings use the relay."""
 MAX_SPARE = 64
-"""Silent chosen streams at once; more than these get the time of any new connection."""
+"""Spare streams at once; further ones get only the time of any new connection, `GREETING_S`."""
 
 Stream = MessageStream[FromMember, ToMember]
 
@@ -121,34 +124,38 @@ class Reach:
         self._front = front
         self._clock = clock
         self._rng = rng
-        self._mapped: tuple[str, ...] = ()
-        self._own: tuple[str, ...] = ()
-        self._reachable = Reachable()
-        self.relays: tuple[RelayPlace, ...] = ()
-        """Relays of the swarm, from the coordinator's last message."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # The coordinator, and what it knows of this member.
         self.trouble = ""
         """Why the coordinator makes no introductions; empty while it does."""
-        self._outbox: asyncio.Queue[FromMember] = asyncio.Queue()
         self.joined = asyncio.Event()
         """Whether the coordinator can introduce this member now."""
+        self._outbox: asyncio.Queue[FromMember] = asyncio.Queue()
+        self._mapped_endpoints: tuple[str, ...] = ()  # at the router
+        self._own_endpoints: tuple[str, ...] = ()
+        self._vantage = Vantage()
+        self._reachable = Reachable()
+        # This member's router, and the relays.
         self.knows_mapping = asyncio.Event()
         """Whether the router's way of mapping ports is known, as far as it can be."""
         self.has_asked_router = asyncio.Event()
-        """Whether the router has answered a request for a port, if there is to be one."""
+        """Cleared by a caller that asks the router for a port, until the router has answered."""
         self.has_asked_router.set()
-        self._wanted: dict[str, deque[asyncio.Future[Link]]] = {}
+        self.relays: tuple[RelayPlace, ...] = ()
+        """Relays of the swarm, from the coordinator's last message."""
+        self._distances: dict[str, float] = {}  # round trips of relays, by endpoint
+        self._probing_relays: asyncio.Task[None] | None = None
+        # Meetings, by number and by the proof that the other side shows at the front.
+        self._wanted: dict[str, deque[asyncio.Future[Link]]] = {}  # callers of `link`, by member
         self._meetings: dict[bytes, _Meeting] = {}
         self._by_proof: dict[bytes, _Meeting] = {}
-        self._met = asyncio.Condition()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._hopeless: dict[str, tuple[frozenset[Way], float]] = {}
-        self._relayed: Counter[str] = Counter()
-        self._distances: dict[str, float] = {}
-        self._num_spare = 0
-        self._vantage = Vantage()
+        self._meeting_began = asyncio.Condition()
         self._punches = asyncio.Semaphore(MAX_PUNCHES)
-        self._looking: asyncio.Task[None] | None = None
-        front.on_pair(self._visited)
+        self._hopeless: dict[str, tuple[frozenset[Way], float]] = {}  # ways and since when
+        # Streams from other members.
+        self._num_spare = 0
+        self._num_relayed: Counter[str] = Counter()
+        front.on_pair(self._on_meeting_connection)
 
     async def run(self, endpoints: tuple[str, ...]) -> None:
         """Take part in introductions, until cancelled.
@@ -160,7 +167,7 @@ class Reach:
         try:
             while True:
                 try:
-                    await self._converse(endpoints)
+                    await self._take_part(endpoints)
                 except SwarmError as error:  # the coordinator returns, or is found anew
                     if error.message != reason:
                         logger.warning("introductions: %s; retrying", error.message)
@@ -173,11 +180,11 @@ class Reach:
 
     def is_relayed(self, name: str) -> bool:
         """Whether a stream from this member to here goes over a relay."""
-        return self._relayed[name] > 0
+        return self._num_relayed[name] > 0
 
     @property
     def reachable(self) -> Reachable:
-        """Facts that others receive on this member."""
+        """Endpoints of this member and its router's behaviour, as others learn them."""
         return self._reachable
 
     def add_endpoint(self, endpoint: str) -> None:
@@ -185,7 +192,7 @@ class Reach:
         if not is_socket_address(endpoint):
             logger.info("the router reports %s, which is no address of one machine", endpoint)
             return
-        self._mapped = (endpoint, *self._mapped)
+        self._mapped_endpoints = (endpoint, *self._mapped_endpoints)
         self._update(self._with_endpoints())
 
     async def link(self, name: str) -> Link:
@@ -208,10 +215,12 @@ class Reach:
 
     # ---- the stream to the coordinator
 
-    async def _converse(self, endpoints: tuple[str, ...]) -> None:
+    async def _take_part(self, endpoints: tuple[str, ...]) -> None:
+        """Open a stream to the coordinator, and handle its messages until the stream ends."""
         coordinator = await self._find_coordinator()
         self._vantage = await vantage_towards(coordinator)
-        self._own = await resolve_endpoints(endpoints)  # again, since a name may lead elsewhere now
+        # Resolved each time, since a name may lead elsewhere now.
+        self._own_endpoints = await resolve_endpoints(endpoints)
         self._reachable = self._with_endpoints()
         channel = self._transport.connect(coordinator, COORDINATOR_NAME)
         try:
@@ -222,12 +231,16 @@ class Reach:
             await until_one_ends(self._write(stream), self._read(stream))
         finally:
             self.joined.clear()
-            for name in list(self._wanted):  # their answers are lost; their callers try again
-                while self._answer(
-                    name, Unavailable(f"no introduction to {name}: the stream broke")
-                ):
-                    pass
+            self._fail_wanted()
             await channel.close()
+
+    def _fail_wanted(self) -> None:
+        """Fail all callers of `link`, since their answers are lost; they try again."""
+        for name in list(self._wanted):
+            is_waiting = True
+            while is_waiting:
+                broken = Unavailable(f"no introduction to {name}: the stream broke")
+                is_waiting = self._answer(name, broken)
 
     async def _write(self, stream: Stream) -> None:
         while True:
@@ -239,9 +252,9 @@ class Reach:
                 case Relays():
                     self.relays, self.trouble = message.places, ""
                     self.joined.set()
-                    if self._looking is not None:
-                        self._looking.cancel()
-                    self._looking = self._start(self._look_at(message))
+                    if self._probing_relays is not None:
+                        self._probing_relays.cancel()
+                    self._probing_relays = self._start(self._probe_relays(message))
                 case Meet():
                     await self._meet(message)
                 case Punch(meeting=number):
@@ -250,8 +263,8 @@ class Reach:
                 case NoMeeting(name=name, reason=reason):
                     self._answer(name, Unavailable(f"peer {name}: {reason}"))
 
-    async def _look_at(self, relays: Relays) -> None:
-        """Learn from relays: the router's way of mapping ports, and their distances."""
+    async def _probe_relays(self, relays: Relays) -> None:
+        """Measure the router's way of mapping ports, and the distances to relays, repeatedly."""
         if self.knows_mapping.is_set():
             await asyncio.sleep(self._rng.uniform(0.0, SPREAD_S))
         while True:
@@ -285,7 +298,7 @@ class Reach:
         self.knows_mapping.set()
 
     def _with_endpoints(self) -> Reachable:
-        found = tuple(dict.fromkeys((*self._mapped, *self._own)))
+        found = tuple(dict.fromkeys((*self._mapped_endpoints, *self._own_endpoints)))
         return replace(self._reachable, endpoints=found[:MAX_ENDPOINTS])
 
     def _update(self, reachable: Reachable) -> None:
@@ -302,14 +315,14 @@ class Reach:
             logger.debug("%s asks for more than %d meetings", meet.name, MAX_MEETINGS_WITH)
             return
         meet = self._checked(meet)
-        hopeless = self._known_hopeless(meet)
-        shell = _Shell(self._clock, self._outbox.put_nowait, self._unreached, self._punches)
-        meeting = _Meeting(meet, shell, hopeless)
-        theirs = proof(meet.meeting, is_caller=not meet.is_caller)
-        self._meetings[meet.meeting] = self._by_proof[theirs] = meeting
-        self._start(self._attend(meet, meeting, theirs))
-        async with self._met:
-            self._met.notify_all()
+        hopeless = self._hopeless_ways(meet)
+        shared = _Shared(self._clock, self._outbox.put_nowait, self._unreached, self._punches)
+        meeting = _Meeting(meet, shared, hopeless)
+        their_proof = proof(meet.meeting, is_caller=not meet.is_caller)
+        self._meetings[meet.meeting] = self._by_proof[their_proof] = meeting
+        self._start(self._attend(meet, meeting, their_proof))
+        async with self._meeting_began:
+            self._meeting_began.notify_all()
 
     def _checked(self, meet: Meet) -> Meet:
         """Return the meeting without endpoints that this member's own network rules out."""
@@ -317,7 +330,8 @@ class Reach:
         in_house = filter(self._vantage.is_in_house, meet.house_endpoints)
         return replace(meet, endpoints=tuple(seen), house_endpoints=tuple(in_house))
 
-    async def _attend(self, meet: Meet, meeting: _Meeting, theirs: bytes) -> None:
+    async def _attend(self, meet: Meet, meeting: _Meeting, their_proof: bytes) -> None:
+        """Run a meeting, and pass its stream to the caller of `link` or to this side's gRPC."""
         try:
             link = await meeting.run()
         except SwarmError as error:
@@ -325,8 +339,8 @@ class Reach:
                 self._answer(meet.name, error)
             return
         finally:
-            del self._meetings[meet.meeting], self._by_proof[theirs]
-        self._remember(meet, link.way)
+            del self._meetings[meet.meeting], self._by_proof[their_proof]
+        self._remember_punch(meet, link.way)
         if not meet.is_caller:
             await self._serve(link, meet.name)
         elif not self._answer(meet.name, link):
@@ -346,22 +360,23 @@ class Reach:
             return
         finally:
             self._num_spare -= 1
-        self._relayed[name] += link.way is Way.RELAYED
+        self._num_relayed[name] += link.way is Way.RELAYED
         try:
             await self._front.serve(sock, sock.getpeername()[:2], first)
         except OSError:
             pass  # gRPC stops, or the other side is gone
         finally:
-            self._relayed[name] -= link.way is Way.RELAYED
+            self._num_relayed[name] -= link.way is Way.RELAYED
 
-    def _known_hopeless(self, meet: Meet) -> frozenset[Way]:
+    def _hopeless_ways(self, meet: Meet) -> frozenset[Way]:
         ways, since_s = self._hopeless.get(meet.name, (frozenset(), 0.0))
         return ways if self._clock.now_s() - since_s < HOPELESS_S else frozenset()
 
-    def _remember(self, meet: Meet, way: Way) -> None:
+    def _remember_punch(self, meet: Meet, way: Way) -> None:
+        """Remember that a punch failed, if the meeting ended with a relayed stream."""
         if way is not Way.RELAYED:
             self._hopeless.pop(meet.name, None)
-        elif meet.may_punch and not self._known_hopeless(meet):
+        elif meet.may_punch and not self._hopeless_ways(meet):
             self._hopeless[meet.name] = frozenset({Way.PUNCHED}), self._clock.now_s()
 
     def _answer(self, name: str, answer: Link | SwarmError) -> bool:
@@ -379,14 +394,14 @@ class Reach:
         self._wanted.pop(name, None)
         return False
 
-    async def _visited(self, sock: socket.socket, remote: Address) -> None:
-        """Serve a connection to the front that belongs to a meeting."""
+    async def _on_meeting_connection(self, sock: socket.socket, remote: Address) -> None:
+        """Handle a connection at this member's front, whose proof names its meeting."""
         async with asyncio.timeout(GREETING_S):
             shown = await receive_exactly(sock, PROOF_BYTES)
-        async with asyncio.timeout(EARLY_S), self._met:
-            await self._met.wait_for(lambda: shown in self._by_proof)
-        self._front.keep(sock, remote)
-        await self._by_proof[shown].visited(sock)
+        async with asyncio.timeout(EARLY_S), self._meeting_began:
+            await self._meeting_began.wait_for(lambda: shown in self._by_proof)
+        self._front.keep(sock, remote)  # not dropped in favour of newer connections
+        await self._by_proof[shown].on_connection(sock)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -396,8 +411,8 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shell:
-    """State that all meetings of a member share.
+class _Shared:
+    """Parts of `Reach` that all meetings of a member share.
 
     Attributes:
         clock: Source of the time.
@@ -415,12 +430,12 @@ class _Shell:
 class _Meeting:
     """Sockets of one meeting, driven by its ladder."""
 
-    def __init__(self, meet: Meet, shell: _Shell, hopeless: frozenset[Way]) -> None:
+    def __init__(self, meet: Meet, shared: _Shared, hopeless: frozenset[Way]) -> None:
         self._meet = meet
-        self._clock = shell.clock
-        self._send = shell.send
-        self._unreached = shell.unreached
-        self._punches = shell.punches
+        self._clock = shared.clock
+        self._send = shared.send
+        self._unreached = shared.unreached
+        self._punches = shared.punches
         self._began_s = self._clock.now_s()
         self._ladder = Ladder(meet, self._began_s, hopeless)
         self.name = meet.name
@@ -454,13 +469,14 @@ class _Meeting:
         """Record the other side's address at the relay."""
         self._do(self._ladder.on_punch(punch))
 
-    async def visited(self, sock: socket.socket) -> None:
-        """Answer the other side, which dialled this front and proved its part in the meeting."""
+    async def on_connection(self, sock: socket.socket) -> None:
+        """Handle a connection of the other side: prove this side's part in the meeting as well."""
         mine = MAGIC + PAIR + proof(self._meet.meeting, is_caller=self._meet.is_caller)
         await asyncio.get_running_loop().sock_sendall(sock, mine)
         self._opened(sock, Way.REVERSE if self._meet.is_caller else Way.DIRECT)
 
     async def _confirm(self, link: Link) -> None:
+        """As the caller, send the other side the choice of this stream, and report it."""
         if not self._meet.is_caller:
             return
         took_s = self._clock.now_s() - self._began_s
@@ -478,10 +494,10 @@ class _Meeting:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        taken = self._taken if self._taken.done() and not self._taken.cancelled() else None
-        used = taken.result().sock if taken and taken.exception() is None else None
+        has_result = self._taken.done() and not self._taken.cancelled()
+        chosen = self._taken.result().sock if has_result and not self._taken.exception() else None
         for sock in self._streams:
-            if sock is not used:
+            if sock is not chosen:
                 sock.close()
 
     # ---- the ladder's effects
@@ -511,17 +527,18 @@ class _Meeting:
         self._opened(sock, way)
 
     async def _leave_leg(self, relay: str, ticket: bytes) -> None:
-        is_seen, began_s = False, self._clock.now_s()
+        """Connect to the relay, and wait for the first byte of the joined legs."""
+        has_reported, began_s = False, self._clock.now_s()
         try:
             sock = await dial(relay)
             self._streams.append(sock)
             await self._show(ticket, sock)
-            is_seen = True
+            has_reported = True
             # The measured time has two round trips: one to connect, and one for the answer.
             self._do(self._ladder.on_leg_reported((self._clock.now_s() - began_s) / 2))
             await receive_exactly(sock, 1)
         except (OSError, TimeoutError, SwarmError):
-            if not is_seen:
+            if not has_reported:
                 self._unreached(relay)
             self._ladder.lost_leg()
             self._changed.set()
@@ -580,11 +597,11 @@ class _Meeting:
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(partial(_quietly, self._tasks))
+        task.add_done_callback(partial(_on_way_done, self._tasks))
 
 
-def _quietly(tasks: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
-    """Ignore the failure of one way, since others may work."""
+def _on_way_done(tasks: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
+    """Forget the task of one way; its failure is ignored, since others may work."""
     tasks.discard(task)
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, OSError | TimeoutError | SwarmError):

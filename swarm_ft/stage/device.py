@@ -107,6 +107,13 @@ def total_memory_bytes(device: torch.device) -> int | None:
     return systems.total_memory_bytes()
 
 
+def machine_memory_bytes(device: torch.device) -> int | None:
+    """Return the memory that all processes on the device share, outside containers, if known."""
+    if device.type == "cpu":
+        return systems.machine_memory_bytes()
+    return total_memory_bytes(device)
+
+
 def limit_memory(device: torch.device, memory_bytes: int) -> None:
     """Limit the GPU memory of torch in this process; allocations beyond the limit fail."""
     if device.type == "cuda":

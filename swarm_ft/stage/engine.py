@@ -138,21 +138,21 @@ class _Graph:
     Attributes:
         x: Input.
         output: Output.
-        aside: Auxiliary loss of its routers, a scalar; None if there is none.
+        router_loss: Auxiliary loss of its routers, a scalar; None if there is none.
     """
 
     x: Tensor
     output: Tensor
-    aside: Tensor | None = None
+    router_loss: Tensor | None = None
 
 
-TRIED_RTOL, TRIED_BFLOAT16_RTOL = 1e-3, 0.1
-"""Relative tolerances for a token's output that is computed in another order."""
+CACHE_RTOL, CACHE_BFLOAT16_RTOL = 1e-3, 0.1
+"""Relative differences between outputs with and without a cache that rounding may cause."""
 
 _Step = OpenStep[_Graph, list[WeightProduct]]
 
 
-class Weights(Protocol):
+class WeightSource(Protocol):
     """The part of `Checkpoint` that an engine uses."""
 
     @property
@@ -180,7 +180,7 @@ class StageEngine:
 
     def __init__(
         self,
-        checkpoint: Weights,
+        checkpoint: WeightSource,
         spec: RunSpec,
         layers: LayerRange,
         *,
@@ -215,12 +215,12 @@ class StageEngine:
         self._spec = spec
         self._task = task_of(spec.train)
         self._device = device
-        self._is_narrow = dtype is torch.bfloat16
-        self._autocast = torch.autocast(device.type, torch.bfloat16, self._is_narrow)
-        self._weights: StageWeights | None = None
-        self._held = MicrobatchMemory()
+        self._is_bfloat16 = dtype is torch.bfloat16
+        self._autocast = torch.autocast(device.type, torch.bfloat16, self._is_bfloat16)
+        self._weights: StageWeights | None = None  # until `load`
+        self._memory = MicrobatchMemory()
         self._step: _Step | None = None
-        self._keeping: CacheLayout | None = None
+        self._cache_layout: CacheLayout | None = None  # until the first text
 
     @property
     def _num_outputs(self) -> int:
@@ -235,7 +235,7 @@ class StageEngine:
     def microbatch_bytes(self) -> int:
         """Measured bytes of a full microbatch; see `Engine`."""
         train = self._spec.train
-        return self._held.estimate(train.micro_batch_size * train.seq_length)
+        return self._memory.estimate(train.micro_batch_size * train.seq_length)
 
     @property
     def weights(self) -> StageWeights:
@@ -263,21 +263,7 @@ class StageEngine:
         """Read the weights and create the optimizer; see `Engine`."""
         train = self._spec.train
         check_routers(self._checkpoint.config, train)
-        module = StageModule(self._checkpoint.config, self.layers, self._task)
-        whole = (*heads_in(module, self._spec), *module.architecture.shared)
-        forms = frozen_formats(module, module.architecture.blocks, self._spec, whole)
-        prepare(module, forms)
-        # Tied ends in one stage may be one tensor: frozen, or one parameter, see below.
-        tensors = self._checkpoint.load(
-            self.layers,
-            self._spec.model,
-            device=self._device,
-            tie=self._spec.keeps_tied,
-            forms=forms,
-        )
-        # With both ends in one stage no exchange is needed: one parameter has both roles.
-        tie = train.sync_tied_embeddings and self.is_first and self.is_last
-        module.materialise(tensors, self._device, tie=tie)
+        module = self._load_module()
         if train.adapts:
             attach(module, self._spec)
         else:
@@ -293,6 +279,30 @@ class StageEngine:
             optim=train.optim,
             at_once=train.gradient_checkpointing,
         )
+        self._log_differences()
+
+    def _load_module(self) -> StageModule:
+        """Return the stage's blocks with their weights, frozen ones in the run's formats."""
+        module = StageModule(self._checkpoint.config, self.layers, self._task)
+        trained_in_full = (*heads_in(module, self._spec), *module.architecture.shared)
+        formats = frozen_formats(module, module.architecture.blocks, self._spec, trained_in_full)
+        prepare(module, formats)
+        tensors = self._checkpoint.load(
+            self.layers,
+            self._spec.model,
+            device=self._device,
+            tie=self._spec.keeps_tied,
+            forms=formats,
+        )
+        # Both ends of the model in one stage need no exchange: one parameter has both roles.
+        has_both_ends = self.is_first and self.is_last
+        tie = self._spec.train.sync_tied_embeddings and has_both_ends
+        module.materialise(tensors, self._device, tie=tie)
+        return module
+
+    def _log_differences(self) -> None:
+        """Log where the run trains the model otherwise than its config asks for."""
+        train = self._spec.train
         if self.is_last and self._spec.model.tied_embeddings and not self._spec.keeps_tied:
             _log.info(
                 "embeddings-untied layers=%s: the model ties its head to its token embeddings; in "
@@ -340,7 +350,7 @@ class StageEngine:
         if self.has_backward:
             step.graphs[microbatch] = graph
         else:
-            step.products[microbatch] = []
+            step.products[microbatch] = []  # as after a backward: only `weight_gradients` follows
         return graph.output.detach()
 
     def forward_backward(
@@ -363,9 +373,10 @@ class StageEngine:
         return Chunks(*module.select(output, labels.to(self._device)), module.num_outputs)
 
     def _loss_and_gradient(self, chunks: Chunks, num_targets: int) -> tuple[Tensor, Tensor | None]:
-        """Compute loss and gradient.
+        """Compute the loss and the gradient of the rows that predict targets, chunk by chunk.
 
-        With several chunks the head's weight has its gradient afterwards.
+        With several chunks the head's weight gradient is complete afterwards. With one it is left
+        to `weight_gradients`, like those of other linear weights.
         """
         module = self.weights.module
         if chunks.is_whole:
@@ -375,7 +386,7 @@ class StageEngine:
             return chunks.loss_and_gradient(module.judge, num_targets, self._complete_at_once)
 
     def _complete_at_once(self) -> None:
-        """Compute the weight gradients of one chunk; those of all would hold whole logits."""
+        """Compute the weight gradients of one chunk, whose operands are as large as its logits."""
         for product in self.weights.linears.take():
             product.accumulate()
 
@@ -446,17 +457,18 @@ class StageEngine:
                 f"a text of {max_tokens} tokens: expected at most {positions}, as many as the "
                 "model has positions"
             )
-        if self._keeping is None:
-            self._keeping = self._probe_cache()
-        return StageText(self, max_tokens, self._keeping)
+        if self._cache_layout is None:
+            self._cache_layout = self._probe_cache()
+        return StageText(self, max_tokens, self._cache_layout)
 
     def _probe_cache(self) -> CacheLayout:
-        size = 1, sum(TRIAL_PARTS)
-        x = torch.arange(size[1])[None] % self._spec.model.vocab_size
+        """Find out, with any input, how this model can read a text in parts with a cache."""
+        num_tokens = sum(TRIAL_PARTS)
+        x = torch.arange(num_tokens)[None] % self._spec.model.vocab_size
         if not self.is_first:
             random = torch.Generator().manual_seed(0)
-            x = torch.randn(*size, self._spec.model.hidden_size, generator=random)
-        rtol = TRIED_BFLOAT16_RTOL if self._is_narrow else TRIED_RTOL
+            x = torch.randn(1, num_tokens, self._spec.model.hidden_size, generator=random)
+        rtol = CACHE_BFLOAT16_RTOL if self._is_bfloat16 else CACHE_RTOL
         return probe_cache(self._checkpoint.config, self.layers, x, self.read, rtol)
 
     def empty_cache(self) -> StageCache:
@@ -524,7 +536,7 @@ class StageEngine:
 
     def squared_grad_norm(self) -> float:
         """Return the sum of squares of this stage's gradients; see `Engine`."""
-        total = self._summed().squared_grad_norm()
+        total = self._weights_after_step().squared_grad_norm()
         if not total <= MAX_SQUARED_NORM:  # NaN fails this comparison too
             raise NonFinite(
                 f"step {self.open_step.number}: the gradient of layers {self.layers} is inf, NaN "
@@ -539,7 +551,7 @@ class StageEngine:
 
     def flat_gradient(self) -> Tensor:
         """Return all gradients of this stage; see `Engine`."""
-        return self._summed().flat_gradient()
+        return self._weights_after_step().flat_gradient()
 
     def take_sum(self, total: Tensor) -> None:
         """Replace this stage's gradients by a sum; see `Engine`."""
@@ -548,7 +560,7 @@ class StageEngine:
 
     def shared_gradient(self) -> Tensor:
         """Return the gradients of weights that other stages train too; see `Engine`."""
-        return self._summed().shared_gradient()
+        return self._weights_after_step().shared_gradient()
 
     def set_shared_gradient(self, total: Tensor) -> None:
         """Set the sum of these stages' gradients; see `Engine`."""
@@ -597,26 +609,28 @@ class StageEngine:
         self._step = None
 
     def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths) -> _Graph:
+        """Compute the forward pass of a microbatch that trains, and measure its memory."""
         step.check_untouched(microbatch)
         (check_tokens if self.is_first else check_hidden)(x, self._spec)
         train = self._spec.train
         seeds = DropoutSeeds(seed=train.seed, step=step.number, microbatch=microbatch)
         x = x.to(self._device).detach().requires_grad_(self.sends_gradients)
-        weights = self.weights
-        draws = seeds if train.dropout else None
+        module = self.weights.module
+        dropout = seeds if train.dropout else None
+        router_loss = None
         with (
             torch.set_grad_enabled(self.has_backward),
-            self._held.measuring(x, but=weights.module) as held,
+            self._memory.measuring(x, but=module) as held,
             self._autocast,
         ):
             if train.router_aux_loss_coef:
-                output, logits = weights.module.routed(x, draws, lengths)
-                aside = self._router_loss(logits, x, lengths)
+                output, logits = module.routed(x, dropout, lengths)
+                router_loss = self._router_loss(logits, x, lengths)
             else:
-                output, aside = weights.module(x, draws, lengths), None
+                output = module(x, dropout, lengths)
             output = output.float()
             held.add(output)
-        return _Graph(x, output, aside)
+        return _Graph(x, output, router_loss)
 
     def _router_loss(self, logits: Sequence[Tensor], x: Tensor, lengths: Lengths) -> Tensor | None:
         """Return the part of the step's router loss that these blocks have for a microbatch."""
@@ -631,18 +645,27 @@ class StageEngine:
     def _backward(
         self, microbatch: MicrobatchIndex, graph: _Graph, root: Tensor, gradient: Tensor | None
     ) -> Tensor | None:
-        """Compute all gradients except those of linear weights; return the input gradient."""
+        """Compute all gradients except those of linear weights; return the input gradient.
+
+        Args:
+            microbatch: Microbatch of the graph.
+            graph: Graph of its forward.
+            root: Tensor at which the backward pass begins.
+            gradient: Gradient of `root`.
+        """
         step, linears = self.open_step, self.weights.linears
-        left = step.products[
-            microbatch
-        ] = []  # set first, so that a failure leaves the step half done
+        products: list[WeightProduct] = []
+        step.products[microbatch] = products  # set first: a failure leaves the step half done
+        gradients: dict[Tensor, Tensor | None] = {root: gradient}
+        if graph.router_loss is not None:
+            gradients[graph.router_loss] = None
         # With adapters the stage's first blocks may have nothing that trains.
-        roots = {root: gradient, **({graph.aside: None} if graph.aside is not None else {})}
-        wanted = {one: of_one for one, of_one in roots.items() if one.requires_grad}
-        if wanted:
-            torch.autograd.backward(tuple(wanted), tuple(wanted.values()))
-        left += linears.take()
-        self._held.record(Storages.of(tensor for product in left for tensor in product.tensors))
+        roots = tuple(tensor for tensor in gradients if tensor.requires_grad)
+        if roots:
+            torch.autograd.backward(roots, tuple(gradients[tensor] for tensor in roots))
+        products += linears.take()
+        used = (tensor for product in products for tensor in product.tensors)
+        self._memory.record(Storages.of(used))
         return self._input_gradient(microbatch, graph.x.grad)
 
     def _input_gradient(
@@ -666,7 +689,8 @@ class StageEngine:
             where = f"step {self.open_step.number}, microbatch {microbatch}"
             raise NonFinite(f"{where}: {self._not_finite(what)}{origin}")
 
-    def _summed(self) -> StageWeights:
+    def _weights_after_step(self) -> StageWeights:
+        """Return the weights, with the gradients of all microbatches of the open step."""
         if self._step is not None:
             self._step.check_complete()
         return self.weights
@@ -678,22 +702,22 @@ class StageText:
     Args:
         engine: Engine of the stage.
         max_tokens: Largest number of tokens of the text.
-        keeping: Cache behaviour of the stage.
+        cache_layout: Size of the stage's caches, and how they are filled.
 
     Attributes:
         cache: Cache of the text.
     """
 
-    def __init__(self, engine: StageEngine, max_tokens: int, keeping: CacheLayout) -> None:
+    def __init__(self, engine: StageEngine, max_tokens: int, cache_layout: CacheLayout) -> None:
         self._engine = engine
-        self._keeping = keeping
+        self._cache_layout = cache_layout
         self.cache = engine.empty_cache()
         self._num_tokens, self._max_tokens = 0, max_tokens
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the text at its full length; see `Text`."""
-        return self._keeping.num_bytes(self._max_tokens)
+        return self._cache_layout.num_bytes(self._max_tokens)
 
     def read(self, x: Tensor) -> Tensor:
         """Compute the output for the next tokens; see `Text`."""
@@ -701,8 +725,8 @@ class StageText:
         if room < 1:
             raise MalformedMessage(f"expected {self._max_tokens} tokens of a text, got another one")
         self._engine.check_input(x, room)
-        singly = self._keeping.one_token_at_a_time and self._num_tokens > 0
-        parts = torch.split(x, 1, dim=1) if singly else (x,)
+        is_singly = self._cache_layout.one_token_at_a_time and self._num_tokens > 0
+        parts = torch.split(x, 1, dim=1) if is_singly else (x,)
         output = torch.cat([self._engine.read(part, self.cache) for part in parts], dim=1)
         self._num_tokens += x.shape[1]
         return output

@@ -1,4 +1,4 @@
-"""Speed of a device at training a block, and the peers that share it, for forecasts alone."""
+"""Speed of a device at training a block, and names that peers on one device share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH, HEADS = 768, 12
 BATCH, TOKENS = 2, 128
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Random id of Linux's start, equal in all its containers and network namespaces."""
-DIGEST_CHARS = 12
+DIGEST_CHARS, KEY_CHARS = 12, 32
 LEAST_S = 0.3
 MOST_PASSES = 200
 
@@ -62,16 +62,34 @@ def peers_at_once(device: torch.device) -> float:
 
 
 def host_digest(device: torch.device) -> str:
-    """Return a name that only peers on the same device of one machine share.
+    """Return a public name that only peers on the same device of one machine share."""
+    return hashlib.sha256(_identity(device)).hexdigest()[:DIGEST_CHARS]
 
-    It is a digest of Linux's boot id, or else of the network card's address.
+
+def machine_key(device: torch.device) -> str:
+    """Return a secret that only peers on the same device of one machine share.
+
+    It does not follow from `host_digest`, which all members of a swarm may read.
+    """
+    return hashlib.sha256(b"machine key " + _identity(device)).hexdigest()[:KEY_CHARS]
+
+
+def _identity(device: torch.device) -> bytes:
+    """Return Linux's boot id, or else the network card's address, with the device.
+
+    A GPU has its UUID, where torch knows it: its number depends on the GPUs that a process may see.
     """
     try:
         name = BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
         name = f"{uuid.getnode():x}"
-    place = "cpu" if device.type == "cpu" else str(device)
-    return hashlib.sha256(f"{name} {place}".encode()).hexdigest()[:DIGEST_CHARS]
+    place = str(device)
+    if device.type == "cpu":
+        place = "cpu"
+    elif device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        place = f"cuda {getattr(properties, 'uuid', device)}"
+    return f"{name} {place}".encode()
 
 
 def _pass(block: nn.Module, hidden: torch.Tensor, dtype: torch.dtype) -> None:

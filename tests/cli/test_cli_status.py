@@ -139,6 +139,11 @@ def test_lines_of_a_wide_terminal_and_of_a_file_have_all_words() -> None:
 
 
 def test_warnings_come_first_and_no_name_steers_the_terminal() -> None:
+    cut = MemberStatus(
+        peer_id=PeerId("cut"), layers=None, memory_bytes=1 << 30, offered_bytes=1 << 31
+    )
+    (_, about) = verbose_lines(SwarmStatus(members=(cut,), runs=()))
+    assert about == "  1 GiB of 2 GiB lent (several peers share the machine's memory)"
     rogue = MemberStatus(peer_id=PeerId("a"), layers=None, device="\x1b[2Jcpu", heard_ago_s=30.0)
     found = SwarmStatus(members=(rogue,), runs=(), warnings=("the disk is nearly full",))
     lines = list(overview_lines(found))

@@ -207,20 +207,26 @@ class Dataset:
         if not self._form.has_class:
             file.add(self._tokenised(documents))
             return
-        seq_length, of_words = file.seq_length, self._form.has_word_classes
+        seq_length, is_by_word = file.seq_length, self._form.has_word_classes
         samples = list(
-            tokenize_with_classes(documents, self._tokenizer, seq_length, of_words=of_words)
+            tokenize_with_classes(
+                documents, self._tokenizer, seq_length, has_word_classes=is_by_word
+            )
         )
         file.add(samples)
-        file.count_cut(
-            count_truncated(documents, samples, self._tokenizer, seq_length, of_words=of_words)
+        file.add_long_documents(
+            count_truncated(
+                documents, samples, self._tokenizer, seq_length, has_word_classes=is_by_word
+            )
         )
 
     def _tokenised(self, documents: list[Document]) -> Iterable[Words]:
         """Yield the tokens of documents with their begin and their end; the end is learned."""
         ended = [self._with_end(document) for document in documents]
-        is_answered = COMPLETION_ONLY in self._form.loss_options
-        tokenised = tokenize_documents(ended, self._tokenizer, is_answered=is_answered)
+        is_prompt_completion = COMPLETION_ONLY in self._form.loss_options
+        tokenised = tokenize_documents(
+            ended, self._tokenizer, is_prompt_completion=is_prompt_completion
+        )
         for document, words in zip(documents, tokenised, strict=True):
             end = self._missing_end(document, words)
             yield np.concatenate([self._begin(document, words), words, end])
@@ -267,8 +273,8 @@ class Dataset:
 def _special_of(form: Form, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
     """Return the special tokens that documents of a form begin with.
 
-    Chat templates write their own, and `labelled_in` adds those of classes. Samples of plain text
-    begin anywhere in it.
+    Chat templates write their own, and `tokenize_with_classes` adds those of classes. Samples of
+    plain text begin anywhere in it.
     """
     return NO_SPECIAL_TOKENS if form.has_end or form.has_class else special_tokens_of(tokenizer)
 

@@ -1,11 +1,16 @@
-"""Documents as samples of tokens, stored in an unnamed temporary file."""
+"""Documents as samples of tokens, stored in an unnamed temporary file.
+
+A document is a tuple of pieces of text. The model learns to write the tokens of some pieces, its
+targets, and only reads the others. A tokenised document is an array of words: a token id each, with
+a mark whether it is a target (see `sample_rows`).
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Self, overload
 
@@ -28,6 +33,7 @@ from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.protocol.spec.sample_rows import (
     NO_LABEL,
     Flags,
+    Numbers,
     Words,
     counts_of,
     label_tokens,
@@ -44,48 +50,57 @@ if TYPE_CHECKING:
     from swarm_ft.client.data.chat import Document
 
 TokenArray = npt.NDArray[np.uint32]
-"""Rows of samples, see `sample_rows`."""
+"""Words of samples on disk, uint32 [samples, seq_length]."""
 ROWS_A_BLOCK = 4096
 """Number of rows that are counted or written at a time."""
 
+# ---- text to learn
+
 
 def tokenize_documents(
-    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, *, is_answered: bool = False
+    documents: Sequence[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    is_prompt_completion: bool = False,
 ) -> Iterator[Words]:
-    """Yield the tokens of each document, tokenised as one text without special tokens.
+    """Yield the words of each document, tokenised as one text without special tokens.
+
+    A token is a target if it contains a character of a target piece.
 
     Args:
         documents: Documents.
         tokenizer: Tokenizer of the model.
-        is_answered: Whether each document is a prompt and its completion. The completion then
-            begins
-            at the first token that differs from those of the prompt alone, as in TRL. Elsewhere,
-            and
-            with several turns, a token is a target if it holds a letter of one.
+        is_prompt_completion: Whether each document is a prompt and its completion. Targets then
+            begin at the first token that differs from the tokens of the prompt alone, as in TRL.
+            This does not apply to documents of several turns.
     """
     if all(piece.is_target for document in documents for piece in document):
         for ids in _encoded(map(_text_of, documents), tokenizer)["input_ids"]:
             yield words_of(ids)
-    elif is_answered:
-        yield from _by_prompt(documents, tokenizer)
+    elif is_prompt_completion:
+        yield from _with_targets_after_prompt(documents, tokenizer)
     else:
-        yield from _by_place(documents, tokenizer)
+        yield from _with_targets_by_character(documents, tokenizer)
 
 
-def _by_place(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[Words]:
+def _with_targets_by_character(
+    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Words]:
+    """Yield the words of documents; tokens with a character of a target piece are targets."""
     if tokenizer.is_fast:
-        encoded = _encoded(map(_text_of, documents), tokenizer, with_places=True)
+        encoded = _encoded(map(_text_of, documents), tokenizer, with_offsets=True)
         found = zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         for document, ids, spans in found:
-            yield words_of(ids, _learned(document, spans))
+            yield words_of(ids, _targets_among(document, spans))
     else:  # a slow tokenizer does not report where in the text a token is
         for document in documents:
             yield _piece_by_piece(document, tokenizer)
 
 
-def _by_prompt(
+def _with_targets_after_prompt(
     documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[Words]:
+    """Yield the words of documents; tokens behind those of the prompt alone are targets."""
     prompts = [
         "".join(piece.text for piece in takewhile(lambda piece: not piece.is_target, document))
         for document in documents
@@ -93,16 +108,59 @@ def _by_prompt(
     prompt_ids = _encoded(prompts, tokenizer)["input_ids"]
     all_ids = _encoded(map(_text_of, documents), tokenizer)["input_ids"]
     for document, prompt, ids in zip(documents, prompt_ids, all_ids, strict=True):
-        if _goes_on(document):
-            yield from _by_place([document], tokenizer)
+        if _has_several_turns(document):
+            yield from _with_targets_by_character([document], tokenizer)
             continue
         yield words_of(ids, np.arange(len(ids)) >= common_length(prompt, ids))
 
 
-def _goes_on(document: Document) -> bool:
-    """Whether text that is only read follows a target, as in a document of several turns."""
-    rest = dropwhile(lambda piece: not piece.is_target, document)
-    return any(piece.text and not piece.is_target for piece in rest)
+def _has_several_turns(document: Document) -> bool:
+    """Whether text that is only read follows a target."""
+    completion_and_rest = dropwhile(lambda piece: not piece.is_target, document)
+    return any(piece.text and not piece.is_target for piece in completion_and_rest)
+
+
+def _targets_among(document: Document, spans: Sequence[tuple[int, int]]) -> Flags:
+    """Return which tokens contain a character of a target piece.
+
+    Args:
+        document: Pieces of the text.
+        spans: Start and stop of each token, in characters of the text.
+    """
+    is_target_character = [np.full(len(piece.text), piece.is_target) for piece in document]
+    num_targets_before = np.concatenate([[0], *is_target_character]).cumsum()
+    start, stop = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+    # A token with an empty span counts as the character behind it.
+    stop = np.minimum(np.maximum(stop, start + 1), len(num_targets_before) - 1)
+    contains_target: Flags = num_targets_before[stop] > num_targets_before[start]
+    return contains_target
+
+
+def _piece_by_piece(document: Document, tokenizer: PreTrainedTokenizerBase) -> Words:
+    """Return the words of a document whose pieces are tokenised each by itself."""
+    encoded = _encoded([piece.text for piece in document], tokenizer)["input_ids"]
+    return np.concatenate(
+        [words_of(ids, piece.is_target) for ids, piece in zip(encoded, document, strict=True)]
+    )
+
+
+def _encoded(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, with_offsets: bool = False
+) -> BatchEncoding:
+    return tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_offsets_mapping=with_offsets,
+        verbose=False,  # texts longer than the model's context are intended here
+    )
+
+
+def _text_of(document: Document) -> str:
+    return "".join(piece.text for piece in document)
+
+
+# ---- classes to learn
 
 
 def tokenize_with_classes(
@@ -110,43 +168,75 @@ def tokenize_with_classes(
     tokenizer: PreTrainedTokenizerBase,
     seq_length: int,
     *,
-    of_words: bool,
+    has_word_classes: bool,
 ) -> Iterator[Words]:
     """Yield each document as a sample with the tokenizer's special tokens, truncated if too long.
 
     The class of a text or of a pair stands at the last token that is not a pad token, where
     transformers reads it; the class of a word stands at its first token.
 
+    Args:
+        documents: Documents of one piece (a text), of two (a pair), or of one piece for each word.
+        tokenizer: Tokenizer of the model.
+        seq_length: Maximum number of tokens of a sample.
+        has_word_classes: Whether each word has a class, instead of the text or pair.
+
     Raises:
         BadOption: Words have classes and the tokenizer reports no offsets, or samples are too short
             for special tokens.
     """
-    if of_words and not tokenizer.is_fast:
+    if has_word_classes and not tokenizer.is_fast:
         raise BadOption("--task token-classification: expected a model with a fast tokenizer")
-    firsts, seconds = _texts_of(documents, of_words=of_words)
+    firsts, seconds = _texts_of(documents, has_word_classes=has_word_classes)
     encoded = tokenizer(
         firsts,
         seconds,
         truncation=True,
         max_length=seq_length,
         return_attention_mask=False,
-        return_offsets_mapping=of_words,
+        return_offsets_mapping=has_word_classes,
         verbose=False,
     )
     all_ids = encoded["input_ids"]
     if any(len(ids) > seq_length for ids in all_ids):
         raise BadOption(f"--seq-length {seq_length}: the tokenizer's own tokens alone are more")
-    spans = encoded["offset_mapping"] if of_words else documents
-    # Some models and their tokenizers have no token types.
-    types = encoded.get("token_type_ids") or [[0]] * len(all_ids)
-    for document, ids, places, of_ids in zip(documents, all_ids, spans, types, strict=True):
-        labels = np.full(len(ids), NO_LABEL)
-        if of_words:
-            _label_words(labels, document, places)
-        else:
-            at = _class_position(ids, tokenizer.pad_token_id)
-            labels[at : at + 1] = document[-1].label
-        yield label_tokens(ids, labels, np.array(of_ids) == 1)
+    # Some models and their tokenizers have no token types; type 1 marks the second text.
+    all_types = encoded.get("token_type_ids") or [[0]] * len(all_ids)
+    if has_word_classes:
+        all_labels = map(_labels_of_words, documents, encoded["offset_mapping"])
+    else:
+        label_text = partial(_label_of_text, pad_token_id=tokenizer.pad_token_id)
+        all_labels = map(label_text, documents, all_ids)
+    for ids, labels, types in zip(all_ids, all_labels, all_types, strict=True):
+        yield label_tokens(ids, labels, np.array(types) == 1)
+
+
+def _labels_of_words(document: Document, spans: Sequence[tuple[int, int]]) -> Numbers:
+    """Return the label of each token: the class of a word at the word's first token.
+
+    Args:
+        document: Words, with the spaces between them.
+        spans: Start and stop of each token, in characters of the text; (0, 0) for special tokens.
+    """
+    labels = np.full(len(spans), NO_LABEL)
+    stops, at = np.array([stop for _, stop in spans], dtype=np.int64), 0
+    for word in document:
+        begin = at + len(word.text) - len(word.text.lstrip())
+        at += len(word.text)
+        ends_behind_begin = stops > begin
+        if ends_behind_begin.any():  # false if the word is truncated
+            labels[np.argmax(ends_behind_begin)] = word.label
+    return labels
+
+
+def _label_of_text(
+    document: Document, token_ids: Sequence[int], pad_token_id: int | None
+) -> Numbers:
+    """Return the label of each token: the class of a text or pair, at one token."""
+    labels = np.full(len(token_ids), NO_LABEL)
+    at = _class_position(token_ids, pad_token_id)
+    labels[at : at + 1] = document[-1].label
+    return labels
 
 
 def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
@@ -163,71 +253,33 @@ def count_truncated(
     tokenizer: PreTrainedTokenizerBase,
     seq_length: int,
     *,
-    of_words: bool,
+    has_word_classes: bool,
 ) -> LongDocuments:
-    """Return the counts of documents that `labelled_in` truncated."""
+    """Return the counts of documents that `tokenize_with_classes` truncated to these samples.
+
+    Documents whose samples have the full length are tokenised again, without a limit.
+    """
     pairs = zip(documents, samples, strict=True)
     full = [document for document, words in pairs if len(words) == seq_length]
     if not full:
         return LongDocuments()
-    encoded = tokenizer(*_texts_of(full, of_words=of_words), verbose=False)
-    return truncate(map(words_of, encoded["input_ids"]), seq_length, Truncation.CUT)[1]
+    texts = _texts_of(full, has_word_classes=has_word_classes)
+    encoded = tokenizer(*texts, verbose=False)
+    _, long_documents = truncate(map(words_of, encoded["input_ids"]), seq_length, Truncation.CUT)
+    return long_documents
 
 
 def _texts_of(
-    documents: Sequence[Document], *, of_words: bool
+    documents: Sequence[Document], *, has_word_classes: bool
 ) -> tuple[list[str], list[str] | None]:
     """Return the texts for a tokenizer and, for pairs, the second texts."""
-    if of_words or all(len(document) == 1 for document in documents):
+    if has_word_classes or all(len(document) == 1 for document in documents):
         return list(map(_text_of, documents)), None
     firsts, seconds = zip(*documents, strict=True)
     return [piece.text for piece in firsts], [piece.text for piece in seconds]
 
 
-def _label_words(
-    labels: npt.NDArray[np.int64], document: Document, spans: Sequence[tuple[int, int]]
-) -> None:
-    stops, at = np.array([stop for _, stop in spans], dtype=np.int64), 0
-    for piece in document:
-        begin = at + len(piece.text) - len(piece.text.lstrip())
-        at += len(piece.text)
-        # Special tokens have the empty span (0, 0).
-        place = int(np.argmax(stops > begin)) if (stops > begin).any() else len(labels)
-        labels[place : place + 1] = piece.label
-
-
-def _encoded(
-    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, with_places: bool = False
-) -> BatchEncoding:
-    return tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        return_attention_mask=False,
-        return_offsets_mapping=with_places,
-        verbose=False,  # texts longer than the model's context are intended here
-    )
-
-
-def _text_of(document: Document) -> str:
-    return "".join(piece.text for piece in document)
-
-
-def _learned(document: Document, spans: Sequence[tuple[int, int]]) -> Flags:
-    """Return which tokens, with these character spans, hold a letter of a target."""
-    letters = [np.full(len(piece.text), piece.is_target) for piece in document]
-    learned_before = np.concatenate([[0], *letters]).cumsum()
-    start, stop = np.array(spans, dtype=np.int64).reshape(-1, 2).T
-    # A token with an empty span counts as the letter behind it.
-    stop = np.minimum(np.maximum(stop, start + 1), len(learned_before) - 1)
-    is_learned: Flags = learned_before[stop] > learned_before[start]
-    return is_learned
-
-
-def _piece_by_piece(document: Document, tokenizer: PreTrainedTokenizerBase) -> Words:
-    encoded = _encoded([piece.text for piece in document], tokenizer)["input_ids"]
-    return np.concatenate(
-        [words_of(ids, piece.is_target) for ids, piece in zip(encoded, document, strict=True)]
-    )
+# ---- the samples of a job
 
 
 class SampleFile:
@@ -279,30 +331,29 @@ class SampleFile:
 
     @property
     def long_documents(self) -> LongDocuments:
-        """Counts of documents longer than a sample; with splitting, of all that were split."""
+        """Counts of documents longer than a sample; with `SPLIT`, of those that were split."""
         if isinstance(self._layout, Wrapped) and self._truncation is Truncation.SPLIT:
             return self._layout.split
         return self._long_documents
 
     def add(self, documents: Iterable[Words]) -> None:
-        """Add documents.
+        """Add tokenised documents.
 
         Raises:
             BadDataset: A token id is outside of the vocabulary, a run cannot take that many
-                samples, or
-                the disk is full.
+                samples, or the disk is full.
         """
         tokenised = list(documents)
         self._check_vocabulary(np.concatenate([words_of([]), *tokenised]))
         self.num_documents += len(tokenised)
         self.num_tokens += sum(map(len, tokenised))
-        remaining, long = truncate(tokenised, self.seq_length, self._truncation)
-        self.count_cut(long)
-        self._add_rows(self._layout.add(remaining))
+        shortened, long_documents = truncate(tokenised, self.seq_length, self._truncation)
+        self.add_long_documents(long_documents)
+        self._add_rows(self._layout.add(shortened))
 
-    def count_cut(self, long: LongDocuments) -> None:
-        """Count documents that were truncated before."""
-        self._long_documents = self._long_documents.plus(long)
+    def add_long_documents(self, counts: LongDocuments) -> None:
+        """Add counts of long documents; the caller does so for those that it truncates itself."""
+        self._long_documents = self._long_documents.plus(counts)
 
     def end(self) -> None:
         """Write the samples that were incomplete; no document follows.
@@ -403,10 +454,11 @@ def token_counts(tokens: TokenArray) -> TokenCounts:
 
 def _counts_in(rows: Words) -> TokenCounts:
     counts, labels = counts_of(rows), labels_in(rows)
+    num_further_documents = int(starts_in(rows).sum())
     return TokenCounts(
         num_samples=len(rows),
         num_tokens=sum(counts.lengths),
-        num_starts=len(rows) + int(starts_in(rows).sum()),
+        num_starts=len(rows) + num_further_documents,
         num_targets=counts.num_targets,
         by_class=tuple(np.bincount(labels[labels != NO_LABEL]).tolist()),
     )

@@ -244,7 +244,7 @@ def go_back(turn: Transition, run: Run, why: Reason, lost: Sequence[LayerRange])
     run = replace(run, moving=_repartition_after(run, past))
     _report_rollback(turn, run, past, why, lost)
     is_training = past.trained_steps is None
-    if is_training:
+    if is_training:  # a trained run that loads its best weights again loses no step
         is_evaluated = past.judged.step == past.committed_steps
         turn.write(RollbackRecord(run.run_id, StepNumber(past.committed_steps), is_evaluated))
     is_at_beginning = not past.all_steps
@@ -421,18 +421,19 @@ def _waiting_runs(turn: Transition, allocation: Allocation) -> _WaitingRuns:
 
 def _place(turn: Transition, run: Run, allocation: Allocation, place: _QueuePlace) -> bool:
     """Assign to a run the peers that it may use now, or set its reason to wait; return success."""
-    placement, members = Placement(()), turn.state.members
+    able, placement = turn.state, Placement(())
     if allocation.members.get(run.run_id):
         able = eligible_members(allocation.view_for(turn.state, run), run, turn.now_s)
-        placement, members = find_placement(able, run, turn.now_s), able.members
+        placement = find_placement(able, run, turn.now_s)
     if not placement.assignments:
         _wait_in_queue(turn, run, placement, place)
         return False
     if _wait_for_keepers(turn, run):
         return False
     assignments = placement.assignments
-    if not placement.is_by_speed:
-        assignments = with_better_neighbours(run.spec, assignments, members, turn.state.ways)
+    if not placement.is_by_speed:  # peers may swap their stages
+        ways = turn.state.ways
+        assignments = with_better_neighbours(run.spec, assignments, able.members, ways)
     _assign(turn, run.with_assignments(assignments), fresh=True)
     return True
 

@@ -33,6 +33,7 @@ The journal gets every change (a Record) before any message about it is sent (Sa
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 from typing import assert_never
@@ -86,6 +87,7 @@ from swarm_ft.coordinator.plan.membership import (
     without_misfit,
     without_state,
 )
+from swarm_ft.coordinator.plan.shared_memory import changed_shares, with_shared_memory
 from swarm_ft.coordinator.plan.steps import report_refusal
 from swarm_ft.errors import (
     BadInput,
@@ -125,7 +127,6 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.events import Actor, EventKind
 from swarm_ft.protocol.messages.timeline import StepTimeline
-from swarm_ft.protocol.spec.grant import Grant
 
 _NO_RUN = RunId("")
 
@@ -159,8 +160,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
 
 def _take_in(turn: Transition, event: Event) -> None:
     match event:
-        case PeerJoined(hello, grant):
-            _joined(turn, hello, grant)
+        case PeerJoined():
+            _joined(turn, event)
         case PeerSaid(peer_id, message):
             _on_peer_message(turn, peer_id, message)
         case PeerLost(peer_id):
@@ -400,7 +401,8 @@ def _failed(
 # ---- peers that join and leave
 
 
-def _joined(turn: Transition, hello: PeerHello, grant: Grant) -> None:
+def _joined(turn: Transition, event: PeerJoined) -> None:
+    hello, grant = event.hello, event.grant
     if hello.layers is not None and not grant.covers(hello.layers):
         granted = () if grant.layers is None else (grant.layers,)
         refusal = Reason(
@@ -416,9 +418,13 @@ def _joined(turn: Transition, hello: PeerHello, grant: Grant) -> None:
         heard_at_s=turn.now_s,
         grant=grant,
         leaving=hello.leaving,
+        site=event.site,
+        offered_bytes=hello.memory_bytes,
     )
     turn.state = without_misfit(with_exports_of(turn.state, member), hello.peer_id)
+    former = turn.state.members.get(hello.peer_id)
     turn.state = turn.state.with_member(member)
+    _divide_memory(turn, {member.site, former.site if former is not None else ""})
     joined = Reason(
         kind=ReasonKind.PEER_JOINED,
         peers=(hello.peer_id,),
@@ -486,6 +492,14 @@ def _dismiss_silent(turn: Transition) -> None:
             turn.dismiss(peer_id, Unavailable, replace(why, peers=(peer_id,)))
 
 
+def _divide_memory(turn: Transition, sites: Iterable[str]) -> None:
+    """Divide the memory of machines among their members, and notify those whose share changed."""
+    for site in sites:
+        before, turn.state = turn.state, with_shared_memory(turn.state, site)
+        for peer_id, share in changed_shares(before, turn.state, site):
+            turn.send(peer_id, share)
+
+
 def _peer_gone(
     turn: Transition,
     peer_id: PeerId,
@@ -496,7 +510,9 @@ def _peer_gone(
 ) -> None:
     if peer_id not in turn.state.members:
         return
+    site = turn.state.members[peer_id].site
     turn.state = turn.state.without_member(peer_id)
+    _divide_memory(turn, {site})
     write_sent(turn, peer_id)
     losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
     runs = turn.state.runs_of(peer_id)

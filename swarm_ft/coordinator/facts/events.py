@@ -35,10 +35,12 @@ class PeerJoined:
 
     Attributes:
         grant: Permissions of its invitation, from the coordinator's registry.
+        site: Name of its machine, see `plan.shared_memory`; empty: unknown.
     """
 
     hello: PeerHello
     grant: Grant = field(default_factory=Grant)
+    site: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class Member:
     """A peer with an open control stream.
 
     Attributes:
+        hello: Its offer; `memory_bytes` is its share of its machine's memory.
         idle: Reason why it has nothing to do, as last sent to it; None if it may have.
         grant: Permissions of its invitation, from the coordinator's registry and never from the
             peer.
@@ -86,6 +87,8 @@ class Member:
         told: Progress of its leaving that was last sent to it; None before the first.
         told_at_s: Monotonic seconds of that message.
         links: Its measurements of links to other members.
+        site: Name of its machine, see `plan.shared_memory`; empty: unknown.
+        offered_bytes: Memory that it offers; 0: that of `hello`.
     """
 
     hello: PeerHello
@@ -97,6 +100,8 @@ class Member:
     told: Progress | None = None
     told_at_s: float = 0.0
     links: Mapping[PeerId, LinkSpeed] = field(default_factory=lambda: MappingProxyType({}))
+    site: str = ""
+    offered_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""Members of runs: eligibility, patience, learners, and reasons. Pure."""
+"""Members of runs: eligibility, patience, learners, and reasons. Pure.
+
+Several functions take `able`, or a `state`, with only the members that are eligible for a run. A
+member on probation (`replica_only`) counts for nothing that a run cannot do without.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +52,11 @@ SILENT_S = 8.0
 def eligible_members(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     """Return the state with only those members that are eligible for the run now.
 
-    Suspended peers, misfits, and leavers are not. A peer that doubts the open step is not, as long
-    as the others can do that step without it. Leavers that are the last with a stage's state are
-    eligible.
+    These members are not:
+
+    - misfits, and suspended peers;
+    - peers that reported inf or NaN in the open step, as long as others can do it without them;
+    - leavers, except the last ones with a stage's state.
     """
     able = {
         peer
@@ -60,7 +66,7 @@ def eligible_members(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     doubters = {p for p, step in run.doubts.items() if step >= run.committed_steps} & able
     if doubters:
         able -= replaceable(state.with_members(able), run, doubters)
-    return state.with_members(able - _dispensable(state, run, able))
+    return state.with_members(able - _dispensable_leavers(state, run, able))
 
 
 def is_suspended_for(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> bool:
@@ -69,90 +75,101 @@ def is_suspended_for(state: SwarmState, run: Run, peer: PeerId, now_s: float) ->
 
 
 def replaceable(able: SwarmState, run: Run, peers: Collection[PeerId]) -> frozenset[PeerId]:
-    """Return those of these peers without which the run can do its open step.
+    """Return those of `peers` without which the run can do its open step.
 
-    A peer's replicas can do its part. Where it has none, other members may host the whole run from
-    the newest snapshot, or from the beginning.
+    A peer's replicas can do its part. If some peer has none, other members may be able to host the
+    whole run from the newest snapshot, or from the beginning.
 
     Args:
         able: State with only the members that are eligible for the run.
         run: Run with an open step.
         peers: Peers to replace.
     """
-    found = {
-        p for stage in run.stages for p in stage.peers if _has_replacement(able, run, stage, peers)
+    have_replica = {
+        peer
+        for stage in run.stages
+        if _has_other_replica(able, run, stage, peers)
+        for peer in stage.peers
+        if peer in peers
     }
-    found &= set(peers)
     others = able.members.keys() - set(peers)
-    if found >= set(peers) or not others:
-        return frozenset(found)
-    may_begin = find_placement(able.with_members(others), run, math.inf).assignments
-    return frozenset(peers if may_begin else found)
+    if have_replica >= set(peers) or not others:
+        return frozenset(have_replica)
+    # At an infinite time the placement does not wait for members that may follow.
+    can_host_all = find_placement(able.with_members(others), run, math.inf).assignments
+    return frozenset(peers if can_host_all else have_replica)
 
 
-def _has_replacement(able: SwarmState, run: Run, stage: Stage, but: Collection[PeerId]) -> bool:
-    there = [peer for peer in stage.peers if peer not in but]
-    return any(able.may_host_alone(p) and has_stage(able, run, p, stage.layers) for p in there)
+def _has_other_replica(able: SwarmState, run: Run, stage: Stage, but: Collection[PeerId]) -> bool:
+    others = [peer for peer in stage.peers if peer not in but]
+    return any(able.may_host_alone(p) and has_stage(able, run, p, stage.layers) for p in others)
 
 
-def _dispensable(state: SwarmState, run: Run, able: Collection[PeerId]) -> set[PeerId]:
-    """Return the leavers whose loss would cost the run nothing."""
+def _dispensable_leavers(state: SwarmState, run: Run, able: Collection[PeerId]) -> set[PeerId]:
+    """Return the leavers whose loss would cost the run nothing.
+
+    The others are the last ones with the state of a stage, if no snapshot has that state.
+    """
     leaving = set(state.leaving)
     if not leaving or not run.committed_steps or run.past.saved is not None:
         return leaving
     needed: set[PeerId] = set()
     for stage in run.stages:
-        having = {p for p in stage.peers if p in able and has_stage(state, run, p, stage.layers)}
-        if not any(state.may_host_alone(peer) for peer in having - leaving):
-            needed |= having & leaving
+        with_state = {
+            p for p in stage.peers if p in able and has_stage(state, run, p, stage.layers)
+        }
+        if not any(state.may_host_alone(peer) for peer in with_state - leaving):
+            needed |= with_state & leaving
     return leaving - needed
 
 
 def misfit_of_all(state: SwarmState, run: Run) -> Reason | None:
-    """Return why no member can ever host the run; None if one may.
+    """Return why no member can ever host the run, by the first misfit; None if one may.
 
-    Peers on probation do not count: their reports end no run.
+    At least one member has to have reported that it cannot. Members with fixed layers that the run
+    cannot use do not count, nor do those on probation: their reports end no run.
     """
     if run.misfits.keys().isdisjoint(state.members):
-        return None  # only reports of members end a run, and there are none
-    unfit: list[PeerId] = []
+        return None
+    misfits: list[PeerId] = []
     for peer, member in state.members.items():
         if member.grant.replica_only:
             continue
         if peer in run.misfits:
-            unfit.append(peer)
+            misfits.append(peer)
         elif layers_misfit(state, run, member.hello) is None or peer in state.result_keepers:
             return None
-    return replace(run.misfits[unfit[0]], peers=(unfit[0],)) if unfit else None
+    return replace(run.misfits[misfits[0]], peers=(misfits[0],)) if misfits else None
 
 
 def reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason | None]:
     """Return why each member has no work, see `why_idle`; None where it may have some.
 
-    Members that differ only in name share one computation.
+    Members that differ only in name have the same answer, which is computed once.
     """
     going, found = state.going_runs, dict[PeerId, Reason | None]()
-    named = state.result_keepers.union(
+    known_by_name = state.result_keepers.union(
         *(run.peers for run in going),
         *(run.misfits for run in going),
         *(run.spec.trusted_with_ends for run in going),
     )
-    alike: dict[tuple[LayerRange | None, Grant], Reason | None] = {}
+    by_offer: dict[tuple[LayerRange | None, Grant], Reason | None] = {}
     for peer, member in state.members.items():
-        if peer in named or member.leaving is not None or state.is_suspended(peer, now_s):
+        if peer in known_by_name or member.leaving is not None or state.is_suspended(peer, now_s):
             found[peer] = why_idle(state, state.runs_of(peer) or going, member, now_s)
             continue
-        offered = (member.hello.layers, member.grant)
-        if offered not in alike:
-            alike[offered] = why_idle(state, going, member, now_s)
-        found[peer] = alike[offered]
+        offer = (member.hello.layers, member.grant)
+        if offer not in by_offer:
+            by_offer[offer] = why_idle(state, going, member, now_s)
+        found[peer] = by_offer[offer]
     return found
 
 
 def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: float) -> Reason | None:
-    """Return why a member has no work, if its volunteer can do something about it.
+    """Return why a member has no work, if its volunteer can do something about it; else None.
 
-    The reason names the run that its text belongs to.
+    There is no reason if one of the runs may use the member. Otherwise the reason is that of the
+    first run, and names it.
 
     Args:
         state: State of the swarm.
@@ -166,7 +183,8 @@ def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: floa
     if state.is_suspended(member.hello.peer_id, now_s):
         return state.reputation(member.hello.peer_id).suspension
     reasons = [_why_not_for(state, run, member, now_s) for run in runs]
-    return reasons[0] if reasons and all(reasons) else None
+    is_useless_to_all = bool(reasons) and all(reasons)
+    return reasons[0] if is_useless_to_all else None
 
 
 def suspension_of(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Reason:
@@ -187,20 +205,23 @@ def _why_not_for(state: SwarmState, run: Run, member: Member, now_s: float) -> R
 
 
 def _not_granted(run: Run, member: Member) -> Reason | None:
-    """Return why a member may host none of the layers that it could; None if it may some."""
+    """Return why a member may host none of the run's stages; None if it may host one.
+
+    A member that offers fixed layers could host only these.
+    """
     if member.hello.peer_id in run.peers:
         return None
-    own, stages = member.hello.layers, run.stages
-    cuts = [own] if own else [stage.layers for stage in stages]
+    own_layers = member.hello.layers
+    candidates = [own_layers] if own_layers else [stage.layers for stage in run.stages]
     refused: dict[Reason, list[LayerRange]] = {}
-    for cut in cuts:
-        why = refusal(run.spec, member, cut)
+    for layers in candidates:
+        why = refusal(run.spec, member, layers)
         if why is None:
             return None
-        refused.setdefault(why, []).append(cut)
+        refused.setdefault(why, []).append(layers)
     kind = ReasonKind.REFUSED_LAYERS
     parts = tuple(
-        Reason(kind=kind, layers=tuple(named), parts=(why,)) for why, named in refused.items()
+        Reason(kind=kind, layers=tuple(ranges), parts=(why,)) for why, ranges in refused.items()
     )
     return Reason(kind=ReasonKind.NOT_GRANTED, run_id=run.run_id, parts=parts) if parts else None
 
@@ -215,23 +236,22 @@ def without_misfit(state: SwarmState, peer: PeerId) -> SwarmState:
 
 
 def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> Reason | None:
-    """Return why the layers that a peer offers are useless to the run; None if they are not.
+    """Return why the fixed layers of a peer are useless to the run; None if they are not.
 
-    A peer that keeps the result of an earlier run is exempt.
+    Peers of the run, and peers that keep the result of an earlier one, are exempt.
     """
     layers, model = hello.layers, run.spec.model
     if layers is None:
         return None
-    cuts = run.stages
-    is_of_use = not cuts or any(layers == cut.layers for cut in cuts)
-    if is_of_use and layers.stop <= model.num_blocks:
+    stages = tuple(stage.layers for stage in run.stages)
+    is_outside = layers.stop > model.num_blocks
+    if not is_outside and (not stages or layers in stages):
         return None
     if hello.peer_id in run.peers or hello.peer_id in state.result_keepers:
         return None
-    if layers.stop > model.num_blocks:
-        outside = (layers, model.layers)
-        return Reason(kind=ReasonKind.OUTSIDE_MODEL, run_id=run.run_id, layers=outside)
-    stages = tuple(cut.layers for cut in cuts)
+    if is_outside:
+        both = (layers, model.layers)
+        return Reason(kind=ReasonKind.OUTSIDE_MODEL, run_id=run.run_id, layers=both)
     return Reason(kind=ReasonKind.NO_SUCH_STAGE, run_id=run.run_id, layers=(layers, *stages))
 
 
@@ -248,24 +268,24 @@ def loss_of(state: SwarmState, run: Run, peer_id: PeerId, cause: Reason) -> Reas
     """Return the reason for a lost peer, and the consequence if it is certain."""
     stage = next(stage for stage in run.stages if peer_id in stage.peers)
     connected = [peer for peer in stage.peers if peer in state.members and peer != peer_id]
-    others = [peer for peer in connected if peer not in run.listeners]
-    kind = ReasonKind.TAKEN_OVER
+    others = tuple(peer for peer in connected if peer not in run.listeners)
+    parts = [cause]
     if peer_id in run.listeners:
-        kind, others = ReasonKind.WAS_JOINING, []
-    elif not any(map(state.may_host_alone, others)):
-        kind = ReasonKind.NO_CARRIER
-    follows = () if kind is not ReasonKind.WAS_JOINING and not others else (kind,)
-    parts = tuple(Reason(kind=one, others=tuple(others)) for one in follows)
+        parts.append(Reason(kind=ReasonKind.WAS_JOINING))
+    elif any(map(state.may_host_alone, others)):
+        parts.append(Reason(kind=ReasonKind.TAKEN_OVER, others=others))
+    elif others:
+        parts.append(Reason(kind=ReasonKind.NO_CARRIER, others=others))
     return Reason(
         kind=ReasonKind.PEER_LOST,
         peers=(peer_id,),
         layers=(stage.layers,),
-        parts=(cause, *parts),
+        parts=tuple(parts),
     )
 
 
 def lost_stages(able: SwarmState, run: Run) -> tuple[Stage, ...]:
-    """Return stages whose weights no peer has that may host alone.
+    """Return stages whose weights no eligible peer has, apart from peers on probation.
 
     Args:
         able: State with only the members that are eligible for the run.
@@ -362,7 +382,10 @@ def with_exports_of(state: SwarmState, member: Member) -> SwarmState:
 
 
 def lost_parts(state: SwarmState, run: Run, now_s: float) -> tuple[LayerRange, ...]:
-    """Return the stages of a finished run whose result is with no peer that may be there again."""
+    """Return the stages of a finished run whose result is lost.
+
+    All peers with a stage's result are away, and have been for longer than `GRACE_S`.
+    """
     return tuple(
         stage.layers
         for stage in run.stages
@@ -385,7 +408,7 @@ def find_placement(state: SwarmState, run: Run, now_s: float) -> Placement:
 
 
 def offers_in(state: SwarmState) -> Offers:
-    """Return the offers of members that keep no result, or host several runs."""
+    """Return the offers of all members but those that keep a result and host one run at a time."""
     full = {peer for peer in state.result_keepers if not hosts_several_runs(state, peer)}
     if not full:
         return Offers(state.members.values())
@@ -393,7 +416,10 @@ def offers_in(state: SwarmState) -> Offers:
 
 
 def offers_to_begin(state: SwarmState, now_s: float) -> Offers:
-    """Return the offers to runs without peers: `able_for` with misfits still included."""
+    """Return the offers of members that neither leave nor are suspended, for runs without peers.
+
+    Misfits of single runs are included.
+    """
     able = {
         peer
         for peer, member in state.members.items()
@@ -408,7 +434,11 @@ def place_on(offers: Offers, run: Run, now_s: float) -> Placement:
 
 
 def place_first_hosts(offers: Offers, run: Run, now_s: float) -> Placement:
-    """Return the placement of a run with one member per stage, or on its new stages if it moves."""
+    """Return the placement of a run with one member for each stage.
+
+    A run with a snapshot keeps its stages, or gets those of its repartition. If these find no
+    hosts, it is cut again.
+    """
     if run.past.snapshot is None:
         return first_hosts(run.spec, offers, now_s)
     moved = _moved_to(offers, run)
@@ -416,15 +446,15 @@ def place_first_hosts(offers: Offers, run: Run, now_s: float) -> Placement:
         return Placement(moved, is_by_speed=True)
     cuts = [stage.layers for stage in run.past.snapshot.stages]
     as_before = first_hosts_on(cuts, run.spec, offers, now_s)
-    # One whole model has its tied ends under one name.
-    is_bound = run.spec.train.sync_tied_embeddings and len(cuts) == 1
-    if as_before.assignments or as_before.is_gathering or is_bound:
+    # A snapshot of one stage has the tied embeddings once; several stages need them twice.
+    cannot_be_cut = run.spec.train.sync_tied_embeddings and len(cuts) == 1
+    if as_before.assignments or as_before.is_gathering or cannot_be_cut:
         return as_before
     return first_hosts(run.spec, offers, now_s)
 
 
 def could_begin(offers: Offers, run: Run, now_s: float) -> bool:
-    """Whether `first_arranged` finds hosts for all blocks."""
+    """Whether `place_first_hosts` finds hosts for all blocks."""
     if surely_begins(offers, run, now_s):
         return True
     if run.past.snapshot is None and fits_nobody(run.spec, offers):
@@ -433,9 +463,9 @@ def could_begin(offers: Offers, run: Run, now_s: float) -> bool:
 
 
 def surely_begins(offers: Offers, run: Run, now_s: float) -> bool:
-    """Whether the offered memory suffices so clearly that `first_arranged` need not run."""
-    is_settled = now_s - offers.newest_auto_s >= SETTLE_S
-    return run.past.snapshot is None and is_settled and surely_fits(run.spec, offers)
+    """Whether the offered memory suffices so clearly that `place_first_hosts` need not run."""
+    has_settled = now_s - offers.newest_auto_s >= SETTLE_S  # no member joined just now
+    return run.past.snapshot is None and has_settled and surely_fits(run.spec, offers)
 
 
 def hosts_several_runs(state: SwarmState, peer: PeerId) -> bool:
@@ -491,26 +521,26 @@ def with_survivors(state: SwarmState, run: Run, now_s: float, grace_s: float) ->
     on probation replace nobody: a stage with only those has no peer left.
 
     Args:
-        state: State of the swarm.
+        state: State with only the members that are eligible for the run.
         run: Run as its last attempt left it.
         now_s: Monotonic seconds.
         grace_s: Seconds in which an absent peer may come back, see `patience_s`.
     """
-    hosts: list[StageAssignment] = []
+    assignments: list[StageAssignment] = []
     for stage in run.stages:
-        able = {peer for peer in stage.peers if has_stage(state, run, peer, stage.layers)}
-        carrying = {peer for peer in able if state.may_host_alone(peer)}
-        is_waited_for = not carrying or now_s < run.gather_until_s
-        expected = {
-            p for p in stage.peers if is_waited_for and _may_return(state, run, p, now_s, grace_s)
-        }
-        if not carrying | expected:
+        present = {peer for peer in stage.peers if has_stage(state, run, peer, stage.layers)}
+        suffice_alone = {peer for peer in present if state.may_host_alone(peer)}
+        expected: set[PeerId] = set()
+        if not suffice_alone or now_s < run.gather_until_s:
+            expected = {p for p in stage.peers if _may_return(state, run, p, now_s, grace_s)}
+        if not suffice_alone | expected:
             return None
         listening = {peer for peer in run.listeners if peer in state.members}
-        staying = able | expected | listening
+        staying = present | expected | listening
         assigned = (a for a in run.attempt.assignments if a.layers == stage.layers)
-        hosts += [a for a in assigned if a.peer_id in staying]
-    return run if tuple(hosts) == run.attempt.assignments else run.with_assignments(hosts)
+        assignments += [a for a in assigned if a.peer_id in staying]
+    is_same = tuple(assignments) == run.attempt.assignments
+    return run if is_same else run.with_assignments(assignments)
 
 
 def has_stage(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> bool:
@@ -531,13 +561,13 @@ def _may_return(state: SwarmState, run: Run, peer: PeerId, now_s: float, grace_s
 
 def with_newcomers(state: SwarmState, run: Run) -> Run:
     """Return the run with members that can join its stages, each next to the stage's replicas."""
-    kept_out = state.result_keepers.union(run.peers)
-    outside = {peer: member for peer, member in state.members.items() if peer not in kept_out}
+    unavailable = state.result_keepers.union(run.peers)
+    newcomers = {peer: member for peer, member in state.members.items() if peer not in unavailable}
     leaving = frozenset(state.leaving)
-    idle = {stage.layers for stage in bypassed_stages(run)} if outside else set()
-    for peer, member in outside.items():
+    bypassed = {stage.layers for stage in bypassed_stages(run)} if newcomers else set()
+    for peer, member in newcomers.items():
         may_join = not member.grant.replica_only or can_listen(run)
-        layers = _wanted_layers(run, member, state.ways, idle, leaving) if may_join else None
+        layers = _layers_for(run, member, state.ways, bypassed, leaving) if may_join else None
         if layers is not None:
             assignments = list(run.attempt.assignments)
             last = max(i for i, a in enumerate(assignments) if a.layers == layers)
@@ -547,22 +577,25 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
 
 
 def bypassed_stages(run: Run) -> tuple[Stage, ...]:
-    """Return stages that no sample passes any more: their outputs are all stored above them."""
+    """Return the first stages, if no sample passes them any more.
+
+    That is so once the stage behind them (`Ledger.entry`) has cached its input for every sample.
+    """
     ledger, stages = run.past.ledger, run.stages
     if ledger is None or not ledger.entry or run.is_in_first_epoch:
         return ()
     keepers = stages[ledger.entry].peers
-    keeps_all = ledger.keeps_all(keepers, run.spec.train.num_samples)
-    return stages[: ledger.entry] if keeps_all else ()
+    has_all_inputs = ledger.keeps_all(keepers, run.spec.train.num_samples)
+    return stages[: ledger.entry] if has_all_inputs else ()
 
 
 def with_some_let_go(state: SwarmState, run: Run) -> Run:
-    """Return the run without replicas that have no work any more and may host other layers.
+    """Return the run without replicas of bypassed stages, which may host other layers.
 
-    One replica of each stage stays: a sample whose constants are lost passes it again.
+    One replica of each stage stays: a sample whose cached input is lost passes it again.
     """
     entry = run.past.ledger.entry if run.past.ledger else 0
-    spare = {peer for stage in run.stages[:entry] for peer in _spare(state, run, stage)}
+    spare = {peer for stage in run.stages[:entry] for peer in _spare_replicas(state, run, stage)}
     if not spare or not bypassed_stages(run):
         return run
     for peer in spare:
@@ -571,12 +604,18 @@ def with_some_let_go(state: SwarmState, run: Run) -> Run:
     return run.with_assignments(assignments)
 
 
-def _spare(state: SwarmState, run: Run, stage: Stage) -> list[PeerId]:
-    able = [p for p in stage.peers if has_stage(state, run, p, stage.layers)]
-    carrying = [p for p in able if state.may_host_alone(p)]
-    bound = [p for p in carrying if state.members[p].hello.layers is not None]
-    stays = next(iter(bound or carrying), None)
-    return [p for p in able if stays not in (None, p) and state.members[p].hello.layers is None]
+def _spare_replicas(state: SwarmState, run: Run, stage: Stage) -> list[PeerId]:
+    """Return the replicas that a stage can do without, and that may host other layers.
+
+    One stays, if possible one that offers these layers alone.
+    """
+    present = [p for p in stage.peers if has_stage(state, run, p, stage.layers)]
+    suffice_alone = [p for p in present if state.may_host_alone(p)]
+    have_fixed_layers = [p for p in suffice_alone if state.members[p].hello.layers is not None]
+    if not suffice_alone:
+        return []
+    stays = (have_fixed_layers or suffice_alone)[0]
+    return [p for p in present if p != stays and state.members[p].hello.layers is None]
 
 
 def can_listen(run: Run) -> bool:
@@ -654,34 +693,36 @@ def caught_up_of(run: Run) -> Reason | None:
     )
 
 
-def _wanted_layers(
+def _layers_for(
     run: Run,
     member: Member,
     ways: Connectivity,
-    idle: Collection[LayerRange],
+    bypassed: Collection[LayerRange],
     leaving: frozenset[PeerId],
 ) -> LayerRange | None:
-    """Return the stage of a newcomer: its own, the one that it holds, or where it helps most.
+    """Return the stage of a newcomer, or None if it can host none.
 
-    It helps first where all others leave, and not in `idle`. Of stages where it helps equally, it
-    gets one whose peers and neighbours it reaches directly.
+    A member that offers fixed layers gets their stage. One that holds a stage's state gets that
+    stage, unless it is bypassed, or all peers of some stage leave. Any other member gets the stage
+    where it helps most: first one that all others leave, then the one with most work for each
+    replica. Among equals it gets a stage whose peers and neighbours it reaches directly.
     """
     hello = member.hello
-    has = hello.held_of(run.run_id)
-    held_layers = has.layers if has else None
+    held = hello.held_of(run.run_id)
+    held_layers = held.layers if held else None
     is_needed = any(leaving.issuperset(stage.peers) for stage in run.stages)
-    choice = hello.layers or (None if held_layers in idle or is_needed else held_layers)
-    fitting = [stage for stage in run.stages if choice in (None, stage.layers)]
-    affordable = [s for s in fitting if choice or fits(run.spec, s.layers, hello)]
-    allowed = [s for s in affordable if not refusal(run.spec, member, s.layers)]
+    fixed = hello.layers or (None if held_layers in bypassed or is_needed else held_layers)
+    matching = [stage for stage in run.stages if fixed in (None, stage.layers)]
+    fitting = [s for s in matching if fixed or fits(run.spec, s.layers, hello)]
+    allowed = [s for s in fitting if not refusal(run.spec, member, s.layers)]
 
-    def helps(stage: Stage) -> tuple[float, float]:
+    def help_at(stage: Stage) -> tuple[float, float]:
         index = run.stages.index(stage)
-        beside = [p for s in run.stages[max(0, index - 1) : index + 2] for p in s.peers]
-        relayed = mean(ways.relayed_percent(hello.peer_id, peer) for peer in beside)
-        work = 0.0 if stage.layers in idle else run.spec.work(stage.layers)
-        staying = sum(peer not in leaving for peer in stage.peers)
-        return work / staying if staying else math.inf, -relayed
+        nearby = [p for s in run.stages[max(0, index - 1) : index + 2] for p in s.peers]
+        relayed = mean(ways.relayed_percent(hello.peer_id, peer) for peer in nearby)
+        work = 0.0 if stage.layers in bypassed else run.spec.work(stage.layers)
+        num_staying = sum(peer not in leaving for peer in stage.peers)
+        return work / num_staying if num_staying else math.inf, -relayed
 
-    best = max(allowed, key=helps, default=None)
+    best = max(allowed, key=help_at, default=None)
     return best.layers if best else None

@@ -45,7 +45,7 @@ def with_successors_free(able: SwarmState, run: Run) -> Run:
     """Return the run without replicas that take over from leavers of other stages.
 
     Args:
-        able: State with the members that may work for it, see `able_for`.
+        able: State with the members that may work for it, see `eligible_members`.
         run: Run at present; idle successors need not be freed.
     """
     for stage in _left(able, run):
@@ -60,7 +60,7 @@ def has_successors(able: SwarmState, run: Run) -> bool:
     """Whether a peer without a request so far could take over from a stage's last peers.
 
     Args:
-        able: State with the members that may work for it, see `able_for`.
+        able: State with the members that may work for it, see `eligible_members`.
         run: Run at present.
     """
     return any(_successor(able, run, stage.layers) is not None for stage in _left(able, run))

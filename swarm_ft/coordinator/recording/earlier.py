@@ -1,6 +1,8 @@
 """Values of earlier recordings, as JSON in today's fields. Pure.
 
-Version 1 had text in place of reasons. Fields that an earlier version lacked have their defaults.
+Version 1 had text in place of reasons. Versions before 4 lacked peers' machines, so the memory of
+peers on one machine is not bounded there. Fields that an earlier version lacked have their
+defaults.
 """
 
 from __future__ import annotations

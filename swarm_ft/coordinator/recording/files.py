@@ -39,7 +39,7 @@ NUM_FILES = 8
 MAX_WAITING = 120
 """Batches that wait for a slow disk; then one is left out, and a new file begins."""
 SUFFIX = ".recording"
-VERSION = 3
+VERSION = 4
 """Version of the values in the files."""
 OLDEST = 1
 """Oldest version that can be read; `recording.earlier` has the differences."""

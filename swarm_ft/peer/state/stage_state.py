@@ -101,9 +101,9 @@ _BUFFERS = {
     End.RECEIVED: "buffers/received",
     End.RESIDUAL: "buffers/owed",
 }
-"""Tensors with the payloads of all buffers of an end, joined in the order of their names."""
+"""Name of the tensor with the payloads of an end's buffers, joined in the order of their names."""
 _SIZES = "/sizes"
-"""Suffix of the tensor with each buffer's tokens and payload bytes."""
+"""Suffix of the name of the tensor with each buffer's tokens and payload bytes."""
 RESIDUALS = "residuals/"
 """Prefix of the names of residuals."""
 
@@ -129,7 +129,7 @@ def with_extras(
 
 
 def _few_records(store: BufferStore) -> dict[BufferName, BufferRecord]:
-    """Return all records; none if they are too many."""
+    """Return all records of the store; none if they are more than `MAX_BUFFER_BYTES`."""
     found: dict[BufferName, BufferRecord] = {}
     num_records, num_bytes = len(store), 0
     for key, record in store.records():
@@ -150,13 +150,13 @@ def restore_residuals(residuals: Residuals, contents: ShardContents) -> None:
     Raises:
         BadSnapshot: The tensors are no residuals.
     """
-    owed = {
+    tensors = {
         name.removeprefix(RESIDUALS): x
         for name, x in contents.extras.items()
         if name.startswith(RESIDUALS)
     }
     try:
-        residuals.restore(owed)
+        residuals.restore(tensors)
     except MalformedMessage as error:
         raise BadSnapshot(f"{error.message}; start a new run") from error
 
@@ -198,14 +198,14 @@ def buffers_in(contents: ShardContents, channels: int) -> Iterator[tuple[BufferN
     """Yield the buffers of a shard whose payloads fit their digests."""
     for end in End:
         names = sorted(name for name in contents.buffer_digests if name[1] == end)
-        for name, (tokens, payload) in zip(names, _rows(contents, end), strict=False):
+        for name, (tokens, payload) in zip(names, _payloads_of(contents, end), strict=False):
             digest = contents.buffer_digests[name]
             if fingerprint_of(payload) == digest:
                 yield name, BufferRecord(digest, tokens, channels, payload)
 
 
-def _rows(contents: ShardContents, end: End) -> Iterator[tuple[int, bytes]]:
-    """Yield tokens and payload of each complete buffer of an end."""
+def _payloads_of(contents: ShardContents, end: End) -> Iterator[tuple[int, bytes]]:
+    """Yield tokens and payload of each complete buffer of an end; see `payloads`."""
     payloads = contents.extras.get(_BUFFERS[end], torch.empty(0, dtype=torch.uint8))
     sizes = contents.extras.get(f"{_BUFFERS[end]}{_SIZES}", torch.empty(0, 2, dtype=torch.int64))
     if payloads.dtype != torch.uint8 or sizes.dtype != torch.int64 or sizes.shape[1:] != (2,):
@@ -219,7 +219,11 @@ def _rows(contents: ShardContents, end: End) -> Iterator[tuple[int, bytes]]:
 
 
 def payloads(records: Mapping[BufferName, BufferRecord]) -> dict[str, Tensor]:
-    """Return payloads, uint8 [bytes], and sizes, int64 [buffers, 2], of ends with buffers."""
+    """Return two tensors for each end with buffers, by name.
+
+    One has the payloads of all buffers, uint8 [bytes]. The other has the tokens and payload bytes
+    of each buffer, int64 [buffers, 2].
+    """
     found: dict[str, Tensor] = {}
     for end, tensor in _BUFFERS.items():
         of_end = [records[name] for name in sorted(records) if name[1] == end]
@@ -258,8 +262,8 @@ class StageState:
         progress: Progress of the open step in the engine; None if the step begins anew.
         limits_microbatches: Whether memory ran out, so that the stage holds no more microbatches
             than plain 1F1B does.
-        outdated_buffers: Buffers of samples at other replicas in the open step; its commit makes
-            them out of date.
+        outdated_buffers: Buffers to drop when the open step commits: their samples pass another
+            replica in it, which then has newer ones.
     """
 
     def __init__(
@@ -276,7 +280,7 @@ class StageState:
         self._spec = spec
         self._make_engine = make_engine
         self._engine: Engine | None = None
-        self._one_change = asyncio.Lock()
+        self._change_lock = asyncio.Lock()
         self.store = store if store is not None else BufferStore()
         self.files = files
         self._reset()
@@ -349,16 +353,19 @@ class StageState:
         await self.prepare(layers)
 
     async def prepare(self, layers: LayerRange) -> None:
-        """Load the engine, if there is none; buffers and residuals stay the same objects."""
-        async with self._one_change:
+        """Load weights if there are none; buffers and residuals stay as they are.
+
+        `load` does the same after it dropped all other state.
+        """
+        async with self._change_lock:
             if self._engine is None:
                 await run_in(
                     self._context.codecs, compile_codecs, self._spec, self._context.codec_device
                 )
-                self._engine = await self._loaded(layers)
+                self._engine = await self._load_engine(layers)
                 logger.info("run %s: loaded layers %s", self._run_id, layers)
 
-    async def _loaded(self, layers: LayerRange) -> Engine:
+    async def _load_engine(self, layers: LayerRange) -> Engine:
         """Return an engine with loaded weights.
 
         Raises:
@@ -385,7 +392,7 @@ class StageState:
 
     async def wait_idle(self) -> None:
         """Wait for a change under way, which continues even if its caller was cancelled."""
-        async with self._one_change:
+        async with self._change_lock:
             pass
 
     async def commit(self, commit: CommitStep) -> None:
@@ -397,7 +404,7 @@ class StageState:
         await asyncio.shield(self._commit(commit))
 
     async def _commit(self, commit: CommitStep) -> None:
-        async with self._one_change:
+        async with self._change_lock:
             if commit.step < self.committed_steps:
                 return
             self._check_turn(commit)
@@ -451,7 +458,7 @@ class StageState:
         await asyncio.shield(self._apply_sum(commit, total))
 
     async def _apply_sum(self, commit: CommitStep, total: Tensor) -> None:
-        async with self._one_change:
+        async with self._change_lock:
             if commit.step < self.committed_steps:
                 return
             if commit.step > self.committed_steps:
@@ -551,7 +558,7 @@ class StageState:
         return await run_in(self._context.codecs, with_extras, state, *kept)
 
     async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
-        """Restore the contents that `weights` or `everything` returned for the same layers.
+        """Restore the contents that `weights` or `full_state` returned for the same layers.
 
         Only `load` or `prepare` may precede this call. A cancelled call still runs to its end.
 
@@ -567,7 +574,7 @@ class StageState:
         await asyncio.shield(self._restore(contents, step, attempt))
 
     async def _restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
-        async with self._one_change:
+        async with self._change_lock:
             layers = self.engine.layers
             await run_in(self._context.compute, self.engine.load_state, contents.state)
             self.committed_steps, self.last_attempt = step, attempt

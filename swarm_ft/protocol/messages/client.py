@@ -463,7 +463,7 @@ class MemberStatus:
         grant: Stages that it may host.
         endpoint: Endpoint for other peers; empty if the caller may not connect to it.
         device: Device that it computes on, by its own report.
-        memory_bytes: Memory that it lends, by its own report.
+        memory_bytes: Memory of it that placements count.
         version: Version of its swarm-ft, by its own report.
         speaks: Version of its protocol.
         joined_ago_s: Seconds since its stream began.
@@ -473,6 +473,8 @@ class MemberStatus:
         links: Links to replicas of its stage and of adjoining stages, as far as known.
         given: Contribution in all committed steps, since the journal was made.
         state: State, for programs; `idle` is its text for people.
+        offered_bytes: Memory that it offers, by its own report. It is more than `memory_bytes` if
+            the peers on its machine together offer more than the machine has.
     """
 
     peer_id: PeerId
@@ -491,6 +493,7 @@ class MemberStatus:
     links: Annotated[tuple[MemberLink, ...], Length(MAX_LINKS)] = ()
     given: Contribution = field(default_factory=Contribution)
     state: MemberState = MemberState.IDLE
+    offered_bytes: int = 0
 
     def work_in(self, run_id: RunId) -> MemberWork | None:
         """Return the peer's work for a run; None if the run does not have it."""

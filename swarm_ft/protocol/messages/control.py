@@ -63,6 +63,7 @@ MAX_PLAN_SAMPLES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
 MAX_EVAL_PASSES = 2
 MAX_KEPT_RUNS = 64
 MAX_KEPT_SHARDS = 256
+MAX_MEMORY_BYTES = 16 << 40
 STORAGE_KEY_BYTES = 32
 StorageKey = Annotated[bytes, Length(STORAGE_KEY_BYTES)]
 SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
@@ -417,6 +418,22 @@ class Renewed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryShare:
+    """Coordinator to peer: the memory of this peer that placements count.
+
+    It is less than the peer offers if all peers on its machine together offer more than the machine
+    has.
+
+    Attributes:
+        memory_bytes: Memory that counts.
+        num_peers: Peers of this swarm on the machine.
+    """
+
+    memory_bytes: Annotated[int, Range(0, MAX_MEMORY_BYTES)]
+    num_peers: Annotated[int, Range(1, MAX_RUN_PEERS)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LeaveProgress:
     """Coordinator to a leaving peer: work under way, and whether the peer may go.
 
@@ -459,6 +476,7 @@ ToPeer: TypeAlias = (
     | Revoked
     | Renewed
     | LeaveProgress
+    | MemoryShare
     | ClockReply
     | ContributionReport
 )
@@ -508,7 +526,6 @@ class PeerResumed:
 
 
 MAX_SESSION = (1 << 63) - 1
-MAX_MEMORY_BYTES = 16 << 40
 """Memory that a peer may offer; no machine of a volunteer has more."""
 MAX_DISK_BYTES = 1 << 50
 """Disk space that a peer may offer."""
@@ -532,6 +549,9 @@ class PeerHello:
         max_beside: Stages beside its first, each of another run, if memory allows.
         device_memory_bytes: Memory of its device in all, of which it lends a part; 0: unknown.
         session: Random number of its process, which counts sent bytes from its start; 0: no count.
+        machine_key: Digest that all peers on the same device of one machine have, and that only
+            programs on this machine can know; empty: unknown. No other member receives it.
+        machine_memory_bytes: Memory of this device in all, outside any container; 0: unknown.
     """
 
     peer_id: PeerId
@@ -550,6 +570,8 @@ class PeerHello:
     max_beside: Annotated[int, Range(0, MAX_HOSTED - 1)] = 0
     device_memory_bytes: Annotated[int, Range(0, MAX_MEMORY_BYTES)] = 0
     session: Annotated[int, Range(0, MAX_SESSION)] = 0
+    machine_key: Text = field(default="", repr=False)
+    machine_memory_bytes: Annotated[int, Range(0, MAX_MEMORY_BYTES)] = 0
     protocol_version: Annotated[int, VersionField("peer", "coordinator")] = PROTOCOL_VERSION
 
     def held_of(self, run_id: RunId) -> HeldStage | None:

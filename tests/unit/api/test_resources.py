@@ -91,3 +91,4 @@ def test_a_container_has_what_its_limit_says(
     assert systems.total_memory_bytes(tmp_path) == whole
     (tmp_path / "memory.max").write_text(f"{whole // 2}\n", encoding="ascii")
     assert systems.total_memory_bytes(tmp_path) == whole // 2
+    assert systems.machine_memory_bytes() == whole, "the machine has more than the container"

@@ -35,6 +35,7 @@ from swarm_ft.coordinator.facts.messages import Message as AnyMessage
 from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.shared_memory import site_of
 from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
 from swarm_ft.coordinator.watching import status_of
 from swarm_ft.digest import digest_of
@@ -56,6 +57,7 @@ from swarm_ft.protocol.messages.control import (
     KeepShard,
     Learner,
     LeaveProgress,
+    MemoryShare,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
@@ -127,6 +129,7 @@ class FakePeer:
         self.leaving: PeerLeaving | None = None
         self.max_up_bytes_per_s = 0.0
         self.keep_bytes, self.is_full = 0, False
+        self.machine_key, self.machine_memory_bytes, self.address = "", 0, ""
         self.kept: dict[ShardName, KeptShard] = {}
         self.heard: list[AnyMessage] = []
         self.forget()
@@ -169,6 +172,8 @@ class FakePeer:
             keep_bytes=self.keep_bytes,
             kept_shards=tuple(self.kept.values()),
             session=self.session,
+            machine_key=self.machine_key,
+            machine_memory_bytes=self.machine_memory_bytes,
         )
 
     @property
@@ -489,7 +494,8 @@ class Swarm:
     def join(self, *peers: FakePeer) -> None:
         for peer in peers:
             self.connected[peer.peer_id] = peer
-            self.handle(PeerJoined(peer.hello(), peer.grant))
+            hello = peer.hello()
+            self.handle(PeerJoined(hello, peer.grant, site_of(hello, peer.address)))
 
     def lose(self, *peers: FakePeer) -> None:
         for peer in peers:
@@ -704,7 +710,7 @@ class Swarm:
         assert not isinstance(message, undecided), "no decision is needed for it"
         with_words = StayIdle | LeaveProgress
         assert not isinstance(message, with_words), "the shell puts reasons into words"
-        if isinstance(message, Idle):
+        if isinstance(message, Idle | MemoryShare):
             return
         if isinstance(message, Progress):
             assert peer_id in self.state.leaving

@@ -55,6 +55,7 @@ from swarm_ft.protocol.messages.control import (
     ClockReply,
     FromPeer,
     HeldStage,
+    MemoryShare,
     PeerAlive,
     PeerGoodbye,
     PlanStep,
@@ -1074,6 +1075,25 @@ async def test_a_peer_that_does_not_fit_stays_and_learns_why(
         assert "outside the model" in told.reason
         (member,) = (await swarm_status(office.channel)).members
         assert (member.peer_id, member.idle) == ("far", told.reason)
+
+
+async def test_peers_on_one_machine_are_notified_and_its_key_stays_with_the_coordinator(
+    make_peer: type[FakePeer],
+) -> None:
+    async with coordinator() as office:
+        both = []
+        for name in ("a", "b"):
+            fake = make_peer(name, "auto", 1000)
+            fake.machine_key, fake.machine_memory_bytes = "secret", 1200
+            both.append(JoinedPeer(office.channel, fake))
+            await both[-1].hello()
+        for joined in both:
+            assert await joined.hear() == MemoryShare(memory_bytes=600, num_peers=2)
+        status = await swarm_status(office.channel)
+    counted = {one.peer_id: (one.memory_bytes, one.offered_bytes) for one in status.members}
+    assert counted == {"a": (600, 1000), "b": (600, 1000)}
+    state = office.service._state  # noqa: SLF001 - what a recording gets
+    assert not any(one.hello.machine_key for one in state.members.values())
 
 
 async def test_what_a_peer_may_host_is_asked_of_the_registry(peers: Sequence[FakePeer]) -> None:

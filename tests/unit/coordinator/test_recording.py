@@ -292,11 +292,11 @@ def test_another_key_opens_nothing(tmp_path: Path) -> None:
     [
         (
             b"swarm-ft recording 0\n",
-            "expected version 1 to 3, got 0, which swarm-ft of an unknown version wrote; replay it",
+            "expected version 1 to 4, got 0, which swarm-ft of an unknown version wrote; replay it",
         ),
         (
-            b"swarm-ft recording 4; written by 0.9.0+g1a2b3c4d\n",
-            "expected version 1 to 3, got 4, which swarm-ft 0.9.0\\+g1a2b3c4d wrote; replay it",
+            b"swarm-ft recording 5; written by 0.9.0+g1a2b3c4d\n",
+            "expected version 1 to 4, got 5, which swarm-ft 0.9.0\\+g1a2b3c4d wrote; replay it",
         ),
         (b"something\n", "expected a coordinator's recording, got another kind of file; move it"),
         (b"", "expected a coordinator's recording, got another kind of file; move it"),
@@ -425,7 +425,7 @@ def test_every_kind_of_event_is_read_as_it_was_written(make_spec: MakeSpec) -> N
     grant = Grant(replica_only=True, layers=LayerRange(0, 2))
     key = b"q" * 32
     events: tuple[Event, ...] = (
-        PeerJoined(hello, grant),
+        PeerJoined(replace(hello, machine_memory_bytes=7), grant, "machine"),
         PeerSaid(peer, PeerAlive(attempt=Attempt(1), compute_s=0.1)),
         PeerLost(peer),
         RunSubmitted(run_id, make_spec(num_steps=4), "owner", key, 7),

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
+from swarm_ft.cli.status_line import StatusLine
 from swarm_ft.errors import (
     BadLayers,
     JournalError,
@@ -34,6 +35,7 @@ from swarm_ft.protocol.messages.control import (
     FromPeer,
     HeldStage,
     LeaveProgress,
+    MemoryShare,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
@@ -53,6 +55,7 @@ from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches
+from swarm_ft.reach.shaping import Shape
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import Channel, MessageStream, call
@@ -363,6 +366,26 @@ async def test_a_peer_that_has_nothing_to_do_stays_and_says_why(
     await joined.send(StayIdle(reason="layers 0-2: outside the model"))
     await ready(joined, assign_of())
     assert "layers 0-2: outside the model; this peer waits" in caplog.text
+
+
+async def test_a_peer_logs_and_stores_how_much_of_its_memory_counts(
+    swarm: Swarm, caplog: pytest.LogCaptureFixture, assign_of: MakeAssign
+) -> None:
+    node, _ = await swarm.peer(machine_key="secret", machine_memory_bytes=1 << 34)
+    caplog.set_level("INFO")
+    joined = await swarm.joined()
+    assert (joined.hello.machine_key, joined.hello.machine_memory_bytes) == ("secret", 1 << 34)
+    shares = [node.memory_share]
+    share = MemoryShare(memory_bytes=1 << 29, num_peers=3)
+    await joined.send(share)
+    await ready(joined, assign_of())
+    shares.append(node.memory_share)
+    assert "counts 512 MiB of the 1 GiB that this peer lends: 3 peers" in caplog.text
+    assert "512 MiB of 1 GiB, 3 peers on this machine" in StatusLine(node, Shape())()
+    await joined.send(MemoryShare(memory_bytes=1 << 30, num_peers=1))
+    await ready(joined, assign_of(attempt=2))
+    assert [*shares, node.memory_share] == [None, share, None]
+    assert "counts all of the 1 GiB" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -440,11 +440,13 @@ def test_a_run_with_a_codec_of_an_earlier_version_has_failed_and_names_another(
     journal.close()
     earlier = run_pb2.RunSpec.FromString(RUN_SPEC.to_bytes(run.spec))
     earlier.train.backward_codec = "top10+efmix"
-    steering = {"is_paused": False, "rates": [], "codecs": [[3, "aq2", "lowrank8"]], "requests": []}
+    codecs = {"forward": "aq2", "backward": "lowrank8"}
+    steering = {"codecs": [{"first_step": 3, "codecs": codecs}]}
     with closing(sqlite3.connect(path)) as db:
         spec = earlier.SerializeToString()
         db.execute("UPDATE runs SET spec=? WHERE run_id=?", (spec, RUN))
-        db.execute("INSERT INTO steerings VALUES ('run-2', ?)", (json.dumps(steering),))
+        value = json.dumps(steering)
+        db.execute("INSERT INTO run_values VALUES ('run-2', 'steering', ?)", (value,))
         db.commit()
     with closing(Journal(str(path))) as book:
         found = book.load(NOW_S)

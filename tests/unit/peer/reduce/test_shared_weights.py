@@ -123,15 +123,15 @@ class End:
             state,
             num_values=0,
             deliver=lambda _key, _value: None,
-            taken=lambda _key: None,
+            on_consumed=lambda _key: None,
         )
-        sharer, group = self.connections.sharer, self.connections.group
-        assert sharer is not None
+        reducer, group = self.connections.shared_reducer, self.connections.shared_group
+        assert reducer is not None
         assert group is not None
-        self.sharer, self.group = sharer, group
+        self.reducer, self.group = reducer, group
 
     async def sum(self, pool: Executor) -> None:
-        await synchronise(self.sharer, self.group, STEP, self.engine, pool)
+        await synchronise(self.reducer, self.group, STEP, self.engine, pool)
 
 
 class Net:
@@ -187,7 +187,7 @@ async def at_work(spec: RunSpec, shape: tuple[int, int], net: Net) -> AsyncItera
         End(stage.peer_id, assign, engines(spec)[stage.layers == LAST], net)
         for stage in assign.assignments
     ]
-    running = [asyncio.create_task(end.sharer.run()) for end in ends]
+    running = [asyncio.create_task(end.reducer.run()) for end in ends]
     try:
         yield ends
     finally:
@@ -249,7 +249,7 @@ async def test_a_partner_that_is_nowhere_is_given_up(
     end = End(PeerId("first-0"), assign, engines(spec)[0], net)
     await net.close()
     with pytest.raises(ExceptionGroup) as raised:
-        await end.sharer.run()
+        await end.reducer.run()
     assert raised.group_contains(Unavailable, match="peer last-0 cannot be reached")
 
 
@@ -259,12 +259,12 @@ async def test_partners_and_replicas_are_summed_with_and_nobody_else(
     net = Net(pool, inner := MemoryTransport(), inner)
     assign = await assign_of(spec, 2, 2, net)
     connections = End(PeerId("first-0"), assign, engines(spec)[0], net).connections
-    assert connections.group == ReduceGroup((PeerId("first-0"), PeerId("last-0")), ()), (
+    assert connections.shared_group == ReduceGroup((PeerId("first-0"), PeerId("last-0")), ()), (
         "the others have their own"
     )
-    assert connections.sharer is not None
-    assert connections.sharer.missing == ("last-0",)
-    assert connections.sharer.hello.layers == spec.model.layers
+    assert connections.shared_reducer is not None
+    assert connections.shared_reducer.missing == ("last-0",)
+    assert connections.shared_reducer.hello.layers == spec.model.layers
     assert connections.reducer is not None
     assert connections.reducer.hello.layers == FIRST
     await net.close()
