@@ -14,9 +14,10 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
+from swarm_ft.base.clock import Clock
+from swarm_ft.base.log import get_logger
 from swarm_ft.build import described_version
-from swarm_ft.clock import Clock
 from swarm_ft.coordinator.capacity import Capacity, check_lent
 from swarm_ft.coordinator.decide.faults import run_at_fault, run_of
 from swarm_ft.coordinator.decide.machine import decide
@@ -88,7 +89,6 @@ from swarm_ft.errors import (
 )
 from swarm_ft.identity.roles import Caller
 from swarm_ft.ids import PeerId, RunId
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import (
