@@ -528,7 +528,7 @@ class CoordinatorService:
 
     def _log_share(self, peer_id: PeerId, share: MemoryShare) -> None:
         logger.info(
-            "peer %s: placements count %s of its memory; %d peers share its machine",
+            "peer %s: placements count %s of its memory; peers on its machine: %d",
             *(self._names.shown(peer_id), format_size(share.memory_bytes), share.num_peers),
         )
 

@@ -344,7 +344,7 @@ class StageStep:
     async def _read_cached(self, sample: SampleId) -> Tensor:
         value = None
         if self._routes.input_cache is not None:
-            read, tokens = self._routes.input_cache.read_constant, self._lengths[sample]
+            read, tokens = self._routes.input_cache.read_cached_input, self._lengths[sample]
             value = await run_in(self._context.codecs, read, sample, tokens)
         if value is None:
             raise BuffersLost(

@@ -59,7 +59,7 @@ class Command:
         """Return its first document of JSON, which it prints once it is up.
 
         Raises:
-            RunFailed: it ended, or said nothing in time.
+            RunFailed: it ended, or printed nothing in time.
         """
         if self._process.stdout is None:
             raise RunFailed(f"{self.name}: started without a pipe")

@@ -131,7 +131,7 @@ class Processes:
         """Refuse to go on when a process has ended.
 
         Raises:
-            Broken: says which.
+            Broken: the text names it.
         """
         for command in (self.coordinator, *self.peers):
             if not command.is_alive:

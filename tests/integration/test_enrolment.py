@@ -337,7 +337,7 @@ async def test_keys_that_cannot_be_read_just_now_stay_as_they_are(tmp_path: Path
 
 
 class Noting(Credentials):
-    """Tells when they are renewed."""
+    """Certificates that report their renewal."""
 
     def __init__(self, key: PrivateKey, certificate: Certificate, authority: Certificate) -> None:
         super().__init__(key, certificate, authority)

@@ -134,7 +134,7 @@ async def test_a_key_joins_so_often_and_is_told_when_to_try_again(
             while await stream.receive() is not None:
                 pass
 
-        # All but the last to come in are replaced, or told that they come too often.
+        # All but the last to come in are replaced, or refused since they come too often.
         joins = [asyncio.create_task(join()) for _ in range(7 * PEER_BURST)]
         with pytest.raises(Busy, match=JOINED_TOO_OFTEN):
             await first_refusal(joins)

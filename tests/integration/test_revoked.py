@@ -61,7 +61,7 @@ Stream = MessageStream[Any, Any]
 
 @dataclass
 class Swarm:
-    """A coordinator with keys, and members who speak for themselves."""
+    """A coordinator with keys, and members that a test drives."""
 
     authority: Authority
     registry: Registry
@@ -251,7 +251,7 @@ async def test_a_peer_ends_all_calls_of_a_revoked_key(tmp_path: Path) -> None:
         streams = [swarm.open(client, method, *at) for method in (GENERATE, FETCH_CHUNKS)]
         streams.append(swarm.open(neighbour, LINK, *at))
         others = swarm.open(bystander, GENERATE, *at)
-        # They say nothing, so that the handlers wait: connected, they are calls under way.
+        # They send nothing, so that the handlers wait: connected, they are calls under way.
         waiting = [asyncio.create_task(end_of(stream)) for stream in (*streams, others)]
         await peer.has_calls(4)
         await swarm.revoke(client, neighbour)

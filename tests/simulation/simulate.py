@@ -216,7 +216,7 @@ def _loop_of_the_dead() -> Iterator[None]:
 
 @contextmanager
 def _silent_graveyard() -> Iterator[None]:
-    """Killed processes' coroutines are closed when they are collected; nobody is to hear of it."""
+    """Killed processes' coroutines are closed when they are collected; nobody needs a report."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _unraisable: None
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

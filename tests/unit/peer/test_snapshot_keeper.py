@@ -177,7 +177,7 @@ async def test_who_gets_it_from_nobody_says_so(make_home: MakeHome, tmp_path: Pa
     file = await saved_by(saver, tmp_path)
     other.keeper.start_fetch(
         KeepShard(name=NAME, file=file, sources=(SAVER,))
-    )  # which was not told
+    )  # which got no message
     reply = await other.receive()
     assert isinstance(reply, ShardLost)
     assert reply.shard == KeptShard(name=NAME, digest=file.digest)

@@ -1,4 +1,4 @@
-"""A newcomer fetches its stage's state and applies what it heard meanwhile: it ends with the bits
+"""A newcomer fetches its stage's state and applies the sums of the meantime: it ends with the bits
 that the source has, whatever comes in between."""
 
 import asyncio
@@ -141,7 +141,7 @@ class Scene:
         )
 
     async def offer(self) -> None:
-        """The source offers its state, and says so."""
+        """Let the source offer its state and report it."""
         side = self.source
         exchange = StateExchange(side.context, side.state, side.folder, self.spec.digest(), None)
         newcomer = self.newcomer.context.peer_id
@@ -172,7 +172,7 @@ class Scene:
         )
 
     def sum(self, step: int, attempt: int = 1) -> None:
-        """The newcomer hears the sum."""
+        """Let the newcomer receive the sum."""
         encoded = CODEC.encode(gradient_of(step, self.num_values)).tensor
         self.catching_up.store_sum(
             Attempt(attempt), StepNumber(step), EncodedSum(((self.num_values, encoded),))
