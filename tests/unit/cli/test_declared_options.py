@@ -47,7 +47,7 @@ def walked(*arguments: str) -> tuple[str, Walk]:
     taken: list[tuple[str, Walk]] = []
 
     @click.command()
-    @click.argument("who")
+    @click.argument("name")
     @takes("walk", Walk)
     def command(name: str, walk: Walk) -> None:
         taken.append((name, walk))
