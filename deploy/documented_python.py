@@ -18,7 +18,7 @@ from mypy import api
 PAGES = ("README.md", "docs/**/*.md", "benchmarks/reports/*.md")
 EXAMPLES = "examples/*.py"
 _FENCE = "```python"
-_GIVEN = re.compile(r"<!-- python: (.*) -->")
+_ASSUMED = re.compile(r"<!-- python: (.*) -->")
 
 
 class Block(NamedTuple):
@@ -48,10 +48,10 @@ def blocks(page: Path) -> Iterator[Block]:
         if "```" not in lines[start:]:
             raise ValueError(f"{page}:{start + 1}: a block without an end")
         stop = lines.index("```", start)
-        given = _GIVEN.fullmatch(lines[start - 1]) if start else None
+        assumed = _ASSUMED.fullmatch(lines[start - 1]) if start else None
         before = [""] * (start + 1)
-        if given:
-            before[start - 1] = given[1]
+        if assumed:
+            before[start - 1] = assumed[1]
         yield Block(page, start + 1, "\n".join([*before, *lines[start + 1 : stop], ""]))
 
 

@@ -2,9 +2,9 @@
 
     python -m deploy.lock_packages
 
-asks the package index for the files of each version and keeps those for the systems named below,
-beside what pip would take here, wherever that lies: a build of torch for CPUs is on no index that
-has all others. `make install`, CI and the image refuse whatever has another hash.
+requests the files of each version from the package index. It keeps those for the systems named
+below, and the ones that pip would take here from any place: a build of torch for CPUs is on no
+index that has all others. `make install`, CI and the image refuse whatever has another hash.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ NO_LOCK = "t"
 def main() -> None:
     """Write all files."""
     parts = pinned(CONSTRAINTS.read_text(encoding="utf-8"))
-    here = _taken_here([pin for pins in parts for pin in pins])
+    taken = _taken_here([pin for pins in parts for pin in pins])
     for path, pins in zip(FILES, parts, strict=True):
-        lines = [line for pin in pins for line in _locked(pin, here)]
+        lines = [line for pin in pins for line in _locked(pin, taken)]
         header = f"# Written by {Path(__file__).relative_to(ROOT)}; see there.\n"
         path.write_text(header + "\n".join(lines) + "\n", encoding="utf-8")
         sys.stdout.write(f"{path.relative_to(ROOT)}: {len(pins)} packages\n")
@@ -82,9 +82,9 @@ def _sha256_of(download: dict[str, Any]) -> str:
     return str(download["archive_info"]["hashes"]["sha256"])
 
 
-def _locked(pin: str, here: dict[str, str]) -> Iterator[str]:
+def _locked(pin: str, taken: dict[str, str]) -> Iterator[str]:
     name, _, version = pin.partition("==")
-    hashes = {*_published(name, version), here[canonicalize_name(name)]}
+    hashes = {*_published(name, version), taken[canonicalize_name(name)]}
     marker = f" ; {MARKERS[name]}" if name in MARKERS else ""
     yield f"{pin}{marker} \\"
     lines = [f"    --hash=sha256:{digest}" for digest in sorted(hashes)]

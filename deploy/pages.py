@@ -1,4 +1,4 @@
-"""Parts of docs that a command writes, between two lines that say so."""
+"""Parts of docs that a command writes, between two lines that mark them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MAX_ANSWER_BYTES = 1 << 26
 
 
 class Navigated(RuntimeError):
-    """The page that was asked is left for another one."""
+    """The browser left the page during a call."""
 
 
 class Tab:
@@ -34,16 +34,16 @@ class Tab:
         self._numbers = count(1)
 
     async def ask(self, method: str, **fields: Any) -> dict[str, Any]:
-        """Say it to the browser, and what it answers."""
+        """Send a command to the browser and return its answer."""
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": fields})
         while True:
-            told = await self._socket.receive_json()
-            if told.get("id") == number:
-                if "error" in told:
-                    kind = Navigated if "navigated" in str(told["error"]) else RuntimeError
-                    raise kind(f"{method}: {told['error']}")
-                found: dict[str, Any] = told["result"]
+            reply = await self._socket.receive_json()
+            if reply.get("id") == number:
+                if "error" in reply:
+                    kind = Navigated if "navigated" in str(reply["error"]) else RuntimeError
+                    raise kind(f"{method}: {reply['error']}")
+                found: dict[str, Any] = reply["result"]
                 return found
 
     async def look(self, script: str) -> Any:
@@ -67,13 +67,13 @@ class Tab:
         Raises:
             RuntimeError: it does not warn.
         """
-        went = await self.ask("Page.navigate", url=address)
-        if "CERT" not in went.get("errorText", ""):
-            raise RuntimeError(f"{address}: expected a warning, got {went}")
+        navigation = await self.ask("Page.navigate", url=address)
+        if "CERT" not in navigation.get("errorText", ""):
+            raise RuntimeError(f"{address}: expected a warning, got {navigation}")
         details = "document.getElementById('error-debugging-info').textContent"
-        told = str(await self.until(f"document.readyState === 'complete' && {details}"))
+        shown = str(await self.until(f"document.readyState === 'complete' && {details}"))
         begins, ends = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-        return begins + told.partition(begins)[2].partition(ends)[0] + ends
+        return begins + shown.partition(begins)[2].partition(ends)[0] + ends
 
     async def go_on(self) -> None:
         """Past the warning, as its owner does."""
@@ -143,13 +143,13 @@ async def browser(folder: Path) -> AsyncIterator[Tab]:
 
 
 async def _address_of_tab(session: aiohttp.ClientSession, folder: Path) -> str:
-    told = folder / "DevToolsActivePort"
+    port_file = folder / "DevToolsActivePort"
     async with asyncio.timeout(START_S):
         while True:
             await asyncio.sleep(POLL_S)
-            if not told.exists() or len(told.read_text().splitlines()) < 2:
+            if not port_file.exists() or len(port_file.read_text().splitlines()) < 2:
                 continue
-            port = told.read_text().splitlines()[0]
+            port = port_file.read_text().splitlines()[0]
             async with session.get(f"http://127.0.0.1:{port}/json/list") as got:
                 tabs = [one for one in json.loads(await got.text()) if one["type"] == "page"]
             if tabs:

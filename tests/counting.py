@@ -1,4 +1,4 @@
-"""A transport that tells which calls were opened, and where to."""
+"""A transport that records the calls that were opened, with their endpoints."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python -m tests.identity_end FOLDER HUB ADDRESS NAME:SHOWN...
 
 The coordinator knows each as NAME; to others it shows what SHOWN has. Once all can be introduced it
-says `ready`. Then it answers each line `CALLER CALLEE` with what became of a call, which way it
+prints `ready`. Then it answers each line `CALLER CALLEE` with a call's outcome, which way it
 went, and `?` with who called whom. Keys are in FOLDER, and in `revoked` whom nobody takes calls of.
 """
 
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.errors import SwarmError
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
 from swarm_ft.reach.transport import HomeTransport
@@ -24,7 +24,7 @@ from swarm_ft.transport.base import MessageStream, call
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import STATUS
-from tests.meeting_end import credentials_in, say
+from tests.meeting_end import credentials_in, print_line
 
 TIMEOUT_S = 20.0
 
@@ -35,9 +35,9 @@ class Ways(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[str, str] = {}
-        told = logging.getLogger("swarm_ft.reach.meet")
-        told.setLevel(logging.DEBUG)
-        told.addHandler(self)
+        logger = logging.getLogger("swarm_ft.reach.meet")
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
@@ -99,9 +99,9 @@ async def main() -> None:
     end = End(Path(folder), hub, address)
     for one in members:
         await end.add(*one.split(":"))
-    say("ready")
+    print_line("ready")
     while line := (await asyncio.to_thread(sys.stdin.readline)).split():
-        say(json.dumps(end.calls if line == ["?"] else await end.ask(*line)))
+        print_line(json.dumps(end.calls if line == ["?"] else await end.ask(*line)))
 
 
 if __name__ == "__main__":

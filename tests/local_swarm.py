@@ -1,6 +1,6 @@
 """A whole swarm in one process, for tests.
 
-Real coordinator, journal, peers, engines and, unless told otherwise, real gRPC on loopback. Only
+Real coordinator, journal, peers, engines and, by default, real gRPC on loopback. Only
 the directory is a fake, and the process is one.
 """
 
@@ -17,9 +17,9 @@ from typing import Self
 
 import torch
 
+from swarm_ft.base.clock import Clock, SystemClock
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.missing_snapshots import forget_missing_snapshots
 from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of
@@ -187,7 +187,7 @@ class LocalSwarm:
         `sent_bytes` is its count of everything that it sent. With a machine, the peer reports it
         and its load.
 
-        Where links are encrypted, `name` says nothing: it has its key's.
+        Where links are encrypted, `name` has no effect: a peer has its key's.
         """
         own = self._members.member() if self._members else None
         name, transport = (

@@ -3,10 +3,10 @@
     python -m tests.meeting_end hub FOLDER HOST          the coordinator with its relay
     python -m tests.meeting_end bare FOLDER HOST         one without a relay
     python -m tests.meeting_end member FOLDER NAME HUB ADDRESS   somebody to meet
-    python -m tests.meeting_end mapped FOLDER NAME HUB ADDRESS   ... who asks the router for a port
+    python -m tests.meeting_end mapped FOLDER NAME HUB ADDRESS   ... with a port of the router
 
-It says a line once it is there. A member then answers each line `NAME` with the way to whom of that
-name, and after how many seconds, and `?` with how others reach it; the keys of all are in FOLDER.
+It prints a line once it is up. A member then answers each line `NAME` with the way to that member
+and its seconds, and `?` with the ways by which others reached it. FOLDER has the keys of all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.errors import SwarmError
@@ -64,7 +64,7 @@ async def hub(folder: Path, host: str, *, has_relay: bool = True) -> None:
         )
         relay.on_leg(introductions.relays.own_leg)
     transport.front.dial_back_from(host)
-    say(server.endpoint)
+    print_line(server.endpoint)
     await asyncio.Event().wait()
 
 
@@ -88,14 +88,14 @@ async def member(
         endpoint = await stack.enter_async_context(map_port(port))
         if endpoint is not None:
             reach.add_endpoint(endpoint)
-            with suppress(SwarmError):  # once this is refused, what was said before it is known
+            with suppress(SwarmError):  # once this is refused, the messages before it have arrived
                 await reach.link("nobody")
-    say(name)
+    print_line(name)
     while line := await asyncio.to_thread(sys.stdin.readline):
         began_s = time.monotonic()
         if line.strip() == "?":
             found = [asdict(finding) async for finding in examine_member(reach, coordinator)]
-            say(json.dumps(found[-1]))
+            print_line(json.dumps(found[-1]))
             continue
         try:
             link = await reach.link(line.strip())
@@ -103,12 +103,12 @@ async def member(
             link.sock.close()
         except SwarmError as error:
             answer = {"way": error.message, "took_s": time.monotonic() - began_s}
-        say(json.dumps(answer))
+        print_line(json.dumps(answer))
     running.cancel()
     await stack.aclose()
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """A line, now."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
@@ -116,11 +116,11 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Run with the arguments of the command line."""
-    role, folder, *given = sys.argv[1:]
+    role, folder, *arguments = sys.argv[1:]
     if role in {"hub", "bare"}:
-        asyncio.run(hub(Path(folder), *given, has_relay=role == "hub"))
+        asyncio.run(hub(Path(folder), *arguments, has_relay=role == "hub"))
     else:
-        asyncio.run(member(Path(folder), *given, is_mapped=role == "mapped"))
+        asyncio.run(member(Path(folder), *arguments, is_mapped=role == "mapped"))
 
 
 if __name__ == "__main__":

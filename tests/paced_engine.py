@@ -20,7 +20,7 @@ Pace = Callable[[], float]
 
 
 class PacedEngine(StageEngine):
-    """It sleeps for as long as its pace says, and computes beside that."""
+    """It sleeps by its pace, and computes besides."""
 
     pace: Pace
 

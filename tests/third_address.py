@@ -25,7 +25,7 @@ from typing import Any
 
 import grpc
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.identity.certificates import key_name
@@ -121,11 +121,11 @@ class Door:
         self._sock = bound_at(host)
         self._sock.listen(64)
         self.endpoint = f"{host}:{self._sock.getsockname()[1]}"
-        self._came: dict[bytes, asyncio.Future[socket.socket]] = {}
+        self._arrivals: dict[bytes, asyncio.Future[socket.socket]] = {}
 
     def awaited(self, shown: bytes) -> asyncio.Future[socket.socket]:
         """The connection that shows this proof."""
-        return self._came.setdefault(shown, asyncio.get_running_loop().create_future())
+        return self._arrivals.setdefault(shown, asyncio.get_running_loop().create_future())
 
     async def take(self) -> None:
         """Take connections, until cancelled."""
@@ -134,9 +134,9 @@ class Door:
             sock, _ = await loop.sock_accept(self._sock)
             with suppress(OSError):
                 preamble = await exactly(sock, len(MAGIC + PAIR) + PROOF_BYTES)
-                came = self.awaited(preamble[-PROOF_BYTES:])
-                if not came.done():
-                    came.set_result(sock)
+                arrival = self.awaited(preamble[-PROOF_BYTES:])
+                if not arrival.done():
+                    arrival.set_result(sock)
 
 
 async def exactly(sock: socket.socket, num_bytes: int) -> bytes:
@@ -194,7 +194,7 @@ class World:
         async with self.changed, asyncio.timeout(TIMEOUT_S):
             await self.changed.wait_for(lambda: len(self.introductions.relays.present) == number)
 
-    async def tell(self) -> None:
+    async def notify(self) -> None:
         """The relays have changed."""
         async with self.changed:
             self.changed.notify_all()
@@ -210,8 +210,8 @@ class World:
 
 
 def reachable(*endpoints: str) -> bytes:
-    said = meeting_pb2.Reachable(endpoints=endpoints, protocol_version=PROTOCOL_VERSION)
-    return meeting_pb2.FromMember(reachable=said).SerializeToString()
+    reachable = meeting_pb2.Reachable(endpoints=endpoints, protocol_version=PROTOCOL_VERSION)
+    return meeting_pb2.FromMember(reachable=reachable).SerializeToString()
 
 
 def want(name: str) -> bytes:
@@ -219,14 +219,14 @@ def want(name: str) -> bytes:
 
 
 def linked(number: bytes) -> bytes:
-    said = meeting_pb2.Linked(meeting=number, way=meeting_pb2.WAY_DIRECT, took_s=0.1)
-    return meeting_pb2.FromMember(linked=said).SerializeToString()
+    linked = meeting_pb2.Linked(meeting=number, way=meeting_pb2.WAY_DIRECT, took_s=0.1)
+    return meeting_pb2.FromMember(linked=linked).SerializeToString()
 
 
 def forged_seen(number: bytes, address: str) -> bytes:
     """Encode the message of a member before version 8: field 3 with the meeting and the address."""
-    told = address.encode()
-    body = b"\n" + bytes([len(number)]) + number + b"\x12" + bytes([len(told)]) + told
+    encoded = address.encode()
+    body = b"\n" + bytes([len(number)]) + number + b"\x12" + bytes([len(encoded)]) + encoded
     return SEEN_FIELD + bytes([len(body)]) + body
 
 
@@ -238,7 +238,7 @@ class Attack:
         self.name = key_name(credentials.certificate)
 
     async def announce(self, evil: str) -> None:
-        """Announce it, and ask for a meeting."""
+        """Announce it, and request a meeting."""
         await self._meet((self.world.door.endpoint, evil))
 
     async def announce_later(self, evil: str) -> None:
@@ -246,7 +246,7 @@ class Attack:
         await self._meet((self.world.door.endpoint,), reachable(evil, self.world.door.endpoint))
 
     async def be_called(self, evil: str) -> None:
-        """Announce it, and have the honest member ask."""
+        """Announce it, and let the honest member request a meeting."""
         world = self.world
         async with world.call(self.credentials, INTRODUCE.path, world.proxy) as call:
             await call.send(reachable(evil, world.door.endpoint))
@@ -259,7 +259,7 @@ class Attack:
             (await asking).sock.close()
 
     async def forge_seen(self, evil: str) -> None:
-        """Say what only a relay may say."""
+        """Send a message that only a relay may send."""
         await self._meet(
             (self.world.door.endpoint,), after=lambda number: forged_seen(number, evil)
         )
@@ -455,8 +455,10 @@ async def proxy(host: str, coordinator: str) -> AsyncIterator[str]:
     """Run a proxy to the coordinator, which sees connections come from this host."""
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, _, port = coordinator.rpartition(":")
-        inner, outer = await asyncio.open_connection(there, int(port), local_addr=(host, 0))
+        coordinator_host, _, port = coordinator.rpartition(":")
+        inner, outer = await asyncio.open_connection(
+            coordinator_host, int(port), local_addr=(host, 0)
+        )
         await asyncio.gather(pump(reader, outer), pump(inner, writer))
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -479,19 +481,19 @@ UNLIMITED = Rates(messages_per_s=math.inf, calls_per_s=math.inf)
 @asynccontextmanager
 async def world_at(prefix: str, *, has_relay: bool) -> AsyncIterator[World]:
     """A coordinator with its relay or without one, and an honest member."""
-    here, there = f"{prefix}.1", f"{prefix}.5"
+    own_host, third_host = f"{prefix}.1", f"{prefix}.5"
     swarm, key = make_swarm(), new_key()
     introductions = Introductions(lambda: key, SystemClock())
-    # Where a connection leads is asked here, and not how often: 300 ways are far above the rates.
+    # The subject here is where a connection leads, not how often: 300 ways exceed the rates.
     options, meter = GrpcOptions(credentials=swarm.coordinator()), Meter(Allowances(UNLIMITED))
     transport = FrontedTransport(GrpcTransport(options, meter))
     credentials = swarm.member()
     async with AsyncExitStack() as stack:
-        server = await transport.serve(here, 0, introductions.handlers())
+        server = await transport.serve(own_host, 0, introductions.handlers())
         stack.push_async_callback(server.stop)
         if has_relay:
             relay = Relay(transport.front, key.public_key)
-            probe = await transport.front.listen(here, 0)
+            probe = await transport.front.listen(own_host, 0)
             place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
             introductions.relays.set_own_relay(
                 lambda: ConnectedRelay(place=place, carries=relay.carries)
@@ -503,11 +505,11 @@ async def world_at(prefix: str, *, has_relay: bool) -> AsyncIterator[World]:
 
         grpc_there = GrpcTransport(GrpcOptions(credentials=credentials))
         victim = HomeTransport(grpc_there, find, SystemClock(), Random(1))
-        serving = await victim.serve(here, 0, {})
+        serving = await victim.serve(own_host, 0, {})
         stack.push_async_callback(serving.stop)
         victim.start()
         await victim.wait_joined()
-        third, door = Third(there), Door(there)
+        third, door = Third(third_host), Door(third_host)
         for work in (third.count(), door.take()):
             stack.callback(asyncio.create_task(work).cancel)
         world = World(
@@ -518,10 +520,10 @@ async def world_at(prefix: str, *, has_relay: bool) -> AsyncIterator[World]:
             victim_name=key_name(credentials.certificate),
             third=third,
             door=door,
-            host=there,
-            proxy=await stack.enter_async_context(proxy(there, server.endpoint)),
+            host=third_host,
+            proxy=await stack.enter_async_context(proxy(third_host, server.endpoint)),
         )
-        introductions.relays.on_change(lambda: asyncio.ensure_future(world.tell()))
+        introductions.relays.on_change(lambda: asyncio.ensure_future(world.notify()))
         yield world
 
 
@@ -543,7 +545,7 @@ async def attacked(prefix: str) -> dict[str, Any]:
             if not has_relay:
                 server.close()
             ways += len(attempts)
-            # What the honest member was told of before is dialled before.
+            # Earlier messages to the honest member are dialled before.
             await Attack(world, world.swarm.member(), "last").announce(world.door.endpoint)
             third += world.third.found
             refused += world.refused

@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.lab.host import THIS_MACHINE, Host
 from benchmarks.lab.hub import Link
+from swarm_ft.base.failpoints import VARIABLE, reached_file
 from swarm_ft.client.demo_input import DemoInput
-from swarm_ft.failpoints import VARIABLE, reached_file
 from tests.cli.conftest import Shell, Spawned
 
 DELAYED = Link(delay_ms=10.0)
@@ -37,7 +37,7 @@ class Town:
         seen_at: the coordinator's address, as the others see it, and its port, where its router
             forwards nothing else; empty: its machine's own, and any.
         relay: where a relay of its own process is; None: there is only the coordinator's.
-        layers: what each peer is told to host.
+        layers: the layers that each peer hosts.
     """
 
     folder: Path
@@ -78,8 +78,8 @@ class Town:
             assert client.ends(END_TIMEOUT_S) == 0, self.said()
             for process in reversed(self.running.values()):
                 assert process.interrupted() == 0, process.err
-        told: dict[str, Any] = json.loads(self._report.read_text(encoding="utf-8"))
-        return told
+        document: dict[str, Any] = json.loads(self._report.read_text(encoding="utf-8"))
+        return document
 
     def reaches(self, part: int, num_steps: int, timeout_s: float = STEP_TIMEOUT_S) -> None:
         """Wait until so many tenths of the run are done."""
@@ -115,7 +115,7 @@ class Town:
         self._wait_until(lambda: self._times_relayed() > before)
 
     def order(self, fault: str) -> None:
-        """The coordinator meets this fault as it says the next commit, to one peer and no other."""
+        """The coordinator meets this fault as it sends the next commit to exactly one peer."""
         self._orders("public").write_text(f"{fault} commit-said 1", encoding="utf-8")
 
     @contextmanager
@@ -185,6 +185,8 @@ class Trouble:
 
 
 def carries_any(relay: Spawned) -> bool:
-    """Whether a link is over this relay, which tells of each, now."""
-    told = [line for line in relay.err if "a link begins" in line or "a link ended" in line]
-    return bool(told) and not told[-1].endswith(": 0 now")
+    """Whether a link is over this relay now; it logs each."""
+    begun_or_ended = [
+        line for line in relay.err if "a link begins" in line or "a link ended" in line
+    ]
+    return bool(begun_or_ended) and not begun_or_ended[-1].endswith(": 0 now")

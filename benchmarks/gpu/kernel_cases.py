@@ -216,8 +216,10 @@ def some_scales(
     """Draw scales of either sign, some of them zero, around 2^exponent."""
 
     def vector(count: int, power: int) -> Tensor:
-        kept = torch.rand(count, generator=generator) > 0.15
-        return (torch.randn(count, generator=generator) * kept * 2.0**power).bfloat16().float()
+        is_nonzero = torch.rand(count, generator=generator) > 0.15
+        return (
+            (torch.randn(count, generator=generator) * is_nonzero * 2.0**power).bfloat16().float()
+        )
 
     one = torch.ones(1)
     if axis == "both":

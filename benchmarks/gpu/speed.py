@@ -142,13 +142,13 @@ def _kernel_rows(shape: tuple[int, int], device: torch.device, repeats: int) -> 
     kernels, copied = kernels_for(device.type), torch.empty_like(x)
     num_bytes = x.numel() * x.element_size()
     copy = Timed.of(Work(name="copy", run=lambda: copied.copy_(x)), device, repeats)
-    said = {"table": "kernels, on the device", "shape": f"{shape[0]} x {shape[1]}"}
-    yield {**said, "kernel": "copy", **copy.cells(num_bytes, copy)}
+    cells = {"table": "kernels, on the device", "shape": f"{shape[0]} x {shape[1]}"}
+    yield {**cells, "kernel": "copy", **copy.cells(num_bytes, copy)}
     for work in (*_narrow_works(kernels, x, base), *_entropy_works(kernels, x)):
         timed = Timed.of(work, device, repeats)
         gb_s, share = num_bytes / timed.judged_s / _GIGA, ratio(copy.judged_s, timed.judged_s)
         met = meets_goal(gb_s, share, is_entropy=work.is_entropy)
-        yield {**said, "kernel": work.name, **timed.cells(num_bytes, copy), "goal met": met}
+        yield {**cells, "kernel": work.name, **timed.cells(num_bytes, copy), "goal met": met}
 
 
 def _narrow_works(kernels: Kernels, x: Tensor, base: Tensor) -> Iterator[Work]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
 from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import BuffersLost, MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber

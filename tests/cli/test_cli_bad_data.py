@@ -1,4 +1,4 @@
-"""Every way to get data wrong gets one line that says what to do, and exit code 2."""
+"""Every way to get data wrong gets one line with the remedy, and exit code 2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cli.conftest import RunHere, error_lines
 
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
 WRONG: dict[str, tuple[dict[str, str | bytes], str, tuple[str, ...]]] = {
-    # what lies there; what is asked for; what the line says
+    # the files; the request; the words of the line
     "missing file": ({}, "absent.jsonl", ("no such file",)),
     "empty file": ({"a.jsonl": ""}, "a.jsonl", ("empty",)),
     "rows without text": ({"a.jsonl": '{"text": ""}\n'}, "a.jsonl", ("empty",)),

@@ -271,7 +271,7 @@ def test_addresses_that_lead_nowhere_are_refused(
     assert all(word in line for word in words), line
 
 
-# ---- plaintext: asked for, and on this machine
+# ---- plaintext: on request, and on this machine
 
 
 def test_a_journal_without_its_keys_is_no_new_swarm(run_here: RunHere, place: Path) -> None:

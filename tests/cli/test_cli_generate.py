@@ -1,4 +1,4 @@
-"""`swarm-ft client generate` with a real swarm: a finished run speaks before it is fetched."""
+"""`swarm-ft client generate` with a real swarm: a finished run generates before it is fetched."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def until_kept(client: Spawned, folder: Path, names: set[str]) -> None:
     """Wait until peers of these names store shards of each other; the run's end is a failure."""
     while not names <= {path.relative_to(folder).parts[0] for path in kept_below(folder)}:
         assert client.process.poll() is None, client.err
-        time.sleep(0.05)  # files tell nobody
+        time.sleep(0.05)  # files notify nobody
 
 
 def test_a_killed_stage_is_had_from_those_who_keep_it(shell: Shell, sample: DemoInput) -> None:

@@ -303,7 +303,7 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: DemoInput) -> N
     assert [peer["peer"] for peer in status.first_words()["peers"]] == [names[0]]
 
     assert plain.ends() == 1, "nobody who was not invited learns anything"
-    # The coordinator, too, comes back where invitations say.
+    # The coordinator, too, comes back at the address of the invitations.
     endpoint = coordinator.first_words()["endpoint"]
     assert coordinator.interrupted() == 0
     coordinator = shell.up("coordinator")

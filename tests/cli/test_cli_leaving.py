@@ -16,7 +16,7 @@ STEPS = 200
 
 
 class Swarm:
-    """A coordinator and whoever is asked to join."""
+    """A coordinator and its members."""
 
     def __init__(self, shell: Shell, *options: object) -> None:
         self.shell = shell

@@ -20,7 +20,7 @@ LOOKS = 100
 
 
 def links_of(shell: Shell, invite: str) -> list[dict[str, Any]]:
-    """All that members tell of links to each other."""
+    """Return all reports of members about links to each other."""
     status = shell.spawn("status", "--json", "--invite", invite)
     assert status.ends() == 0, status.err
     return [link for peer in status.first_words()["peers"] for link in peer["links"]]

@@ -128,8 +128,8 @@ class Town:
 
         def losses() -> list[float]:
             assert client.ends(200) == 0, client.err
-            losses: list[float] = json.loads(report.read_text(encoding="utf-8"))["losses"]
-            return losses
+            found: list[float] = json.loads(report.read_text(encoding="utf-8"))["losses"]
+            return found
 
         return losses
 

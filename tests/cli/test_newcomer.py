@@ -1,4 +1,4 @@
-"""A newcomer's first ten minutes: what the README says to type, and that the docs tell what comes.
+"""A newcomer's first ten minutes: the README's commands, and the output that the docs show.
 
 Commands are read from the README, and what they print from the docs' own examples: of these
 numbers, names, addresses and times may be others.
@@ -109,7 +109,7 @@ def places(tmp_path: Path) -> Iterator[tuple[Place, Place]]:
         shell.close()
 
 
-# ---- what the docs tell
+# ---- examples in the docs
 
 KINDS = (
     r"run-[0-9a-f]{8}",
@@ -227,7 +227,7 @@ def watches(owner: Place, word: object) -> None:
 
 
 def tries_another(owner: Place, train: list[object], word: object) -> None:
-    """A run that is left alone, speaks once it is finished, and is fetched then."""
+    """Check a detached run that generates text once it is finished, and is fetched then."""
     way = ("--invite", word)
     assert '`swarm-ft client generate "Once upon"`' in README
     left = owner.runs(*train, "--detach", timeout_s=TRAIN_S)

@@ -15,7 +15,7 @@ Wait = Callable[[], Awaitable[object]]
 
 
 class FaultyTransport:
-    """A transport whose client streams break where the script says.
+    """A transport whose client streams break by a script.
 
     Args:
         inner: what really carries the messages.
@@ -54,7 +54,7 @@ class FaultyTransport:
 
 
 class _Script:
-    """Counts events per method and says which are to break."""
+    """A script that counts events per method and selects those that break."""
 
     def __init__(
         self,

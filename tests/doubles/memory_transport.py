@@ -184,7 +184,7 @@ class _Call:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def lose(self, reason: str) -> None:
-        """Drop the call: whatever is or will be asked of it raises Unavailable."""
+        """Drop the call: every present or later operation raises Unavailable."""
         self._end(reason, Unavailable(reason))
 
     def refuse(self, error: SwarmError) -> None:
@@ -263,7 +263,7 @@ class MemoryStream(Generic[Out, In]):
 
         if self._reading is None:
             self._reading = asyncio.create_task(read())
-            # Nobody may be left to ask for its result.
+            # Nobody may be left to read its result.
             self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
         await first_done(self._reading, self._shared.lost)
         if self._shared.lost.done():

@@ -1,4 +1,4 @@
-"""Every example runs as its reader would run it, and shows what it says."""
+"""Every example runs as its reader would run it, and prints the output that it shows."""
 
 import os
 import subprocess

@@ -58,13 +58,15 @@ def fault_matrix(
     directory = Path(logs or tempfile.mkdtemp(prefix="swarm-ft-faults-"))
     click.echo(f"{len(chosen)} cells; logs: {directory}", err=True)
     matrix = run_matrix(chosen, directory, away_s, Adapter[adapter.upper()])
-    outcomes = asyncio.run(_told(matrix, len(chosen), as_json=as_json))
+    outcomes = asyncio.run(_print_outcomes(matrix, len(chosen), as_json=as_json))
     if not as_json:
         click.echo(as_markdown(outcomes))
     sys.exit(1 if any(outcome.problem for outcome in outcomes) else 0)
 
 
-async def _told(matrix: AsyncIterator[Outcome], num_cells: int, *, as_json: bool) -> list[Outcome]:
+async def _print_outcomes(
+    matrix: AsyncIterator[Outcome], num_cells: int, *, as_json: bool
+) -> list[Outcome]:
     outcomes = []
     async for outcome in matrix:
         outcomes.append(outcome)

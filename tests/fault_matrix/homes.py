@@ -3,7 +3,7 @@
 Each has an internet of its own (`benchmarks.lab.homes`, for root alone), and the losses of the same
 swarm on one machine, to the last digit. `forget`: a router loses its table of connections, `move`:
 and its address. `home:relay:drop`: the relay and the coordinator, which are one process, lose all
-connections as a commit is being said. `home:relay:kill`: a relay that is a process of its own, and
+connections as a commit is sent. `home:relay:kill`: a relay that is a process of its own, and
 nearer than the coordinator's, in the middle of a step. `home:coordinator:away`: killed, and back on
 its journal.
 """

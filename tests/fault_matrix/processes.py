@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from swarm_ft.base.failpoints import VARIABLE, reached_file
 from swarm_ft.errors import RunFailed
-from swarm_ft.failpoints import VARIABLE, reached_file
 from tests.fault_matrix.timeline import Timeline
 
 START_TIMEOUT_S = 90.0
@@ -59,7 +59,7 @@ class Command:
         """Return its first document of JSON, which it prints once it is up.
 
         Raises:
-            RunFailed: it ended, or said nothing in time.
+            RunFailed: it ended, or printed nothing in time.
         """
         if self._process.stdout is None:
             raise RunFailed(f"{self.name}: started without a pipe")

@@ -218,7 +218,7 @@ class Trial:
         if self.cell.role in (Role.CLIENT, Role.DHT):
             return (await self._events.first(_is_commit, fault_s)).at_s
         resumed = await self._events.first(_is_training, fault_s)
-        # The watch may tell of older ones again.
+        # The watch may report older ones again.
         first_step = resumed.item.committed_steps if isinstance(resumed.item, RunStatus) else 0
         commit = await self._events.first(lambda event: _is_commit(event, first_step), resumed.at_s)
         return commit.at_s

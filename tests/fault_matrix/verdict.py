@@ -66,7 +66,7 @@ def _problems(observed: Observed) -> Iterator[str]:
 
 
 def _repetitions(observed: Observed) -> Iterator[str]:
-    """Steps that were committed again; a watcher of a new coordinator is told all of them again."""
+    """Steps that were committed again; a watcher of a new coordinator receives them again."""
     if observed.cell.role is Role.LONE and observed.cell.fault is Fault.KILL:
         return  # the run goes back
     losses: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""`python -m tests.hostile`: attacks a swarm in every way it knows, and tells what held."""
+"""`python -m tests.hostile`: attack a swarm in every known way, and print the results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def hostile(
     if is_list:
         click.echo("\n".join(wanted))
         return
-    logging.disable(logging.CRITICAL)  # of the victim, who has much to tell
+    logging.disable(logging.CRITICAL)  # the victim logs much
     work_dir = Path(tempfile.mkdtemp(prefix="swarm-ft-hostile-"))
     try:
         if mutate:

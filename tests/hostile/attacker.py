@@ -67,7 +67,7 @@ class Answer:
 
     Attributes:
         code: `ok`; the project's own code of an error; or gRPC's, in capitals, where the other
-            side was not heard at all.
+            side did not answer at all.
         replies: what came before.
     """
 
@@ -124,7 +124,7 @@ class Call:
         return bytes(data)
 
     async def receive_all(self, limit: int = 1 << 20) -> Answer:
-        """Hear so many messages, or to the end."""
+        """Receive at most `limit` messages, or all."""
         while len(self._messages) < limit and await self.receive() is not None:
             pass
         if len(self._messages) >= limit:
@@ -173,7 +173,7 @@ async def exchange(
     limit: int = 1 << 20,
     timeout_s: float = ANSWER_S,
 ) -> Answer:
-    """Say all this at once, and hear so many messages, or to the end."""
+    """Send all messages at once, and receive at most `limit` replies, or all."""
     try:
         async with asyncio.timeout(timeout_s):
             while (

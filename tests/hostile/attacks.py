@@ -122,7 +122,7 @@ async def no_such_model(scene: Scene) -> None:
 
 
 async def until_failed(scene: Scene, run_ids: list[str]) -> None:
-    """Wait until jobs that nobody can load have failed, and say why."""
+    """Wait until jobs that nobody can load have failed, and check their reasons."""
     while True:
         found = await tried(scene, run_ids)
         if all(run.phase == pb.RUN_PHASE_FAILED and "not available" in run.detail for run in found):
@@ -174,7 +174,7 @@ async def token_quota(scene: Scene) -> None:
     expect(ended, "bad-dataset", "over-quota")
 
 
-# ---- 3, 4, 12 to 14, 19: members that say what is not so
+# ---- 3, 4, 12 to 14, 19: members that lie
 
 
 def failing(code: str) -> Callable[[pb.ToPeer], pb.FromPeer | None]:
@@ -400,7 +400,7 @@ async def details(scene: Scene) -> None:
 
 @attack("10-boundary-of-a-stage-that-is-not-mine")
 async def boundary(scene: Scene) -> None:
-    """A peer outside the attempt is heard out and left; one inside is not served either."""
+    """A peer outside the attempt keeps its link unserved; one inside is not served either."""
     outsider = await scene.victim.member(Role.PEER)
     for peer, block in ((1, 2), (2, 2), (3, 4)):
         await unserved(scene, scene.victim.peers[peer].target, outsider, block, is_ended=True)
@@ -530,7 +530,7 @@ async def attempt_of(scene: Scene) -> tuple[str, int]:
 
 @attack("21-result-from-another")
 async def false_result(scene: Scene) -> None:
-    """A member serves zeros where a peer's record says that the result is."""
+    """A member serves zeros at the address that a peer's record has for the result."""
     member, victim = await scene.victim.member(Role.PEER), scene.victim.peers[2]
     is_requested = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""HTTP as strangers speak it to the page and the metrics, and as the owner's browser does."""
+"""HTTP requests of strangers and of the owner's browser to the page and the metrics."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ HEX = re.compile(r"[0-9a-f]{8,}", re.IGNORECASE)
 
 
 def check_discreet(words: str, *secrets: str) -> None:
-    """Refuse words that tell a client about files of a volunteer's.
+    """Refuse a text that reveals a volunteer's files to a client.
 
     Args:
         words: without what the client itself wrote.

@@ -77,12 +77,12 @@ class Attacker:
                 self.count("wants")
 
     async def status(self) -> None:
-        """Ask for the status, 16 times at once."""
+        """Request the status, 16 times at once."""
         request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
         await self._at_a_time("Status", request)
 
     async def events(self) -> None:
-        """Ask for all events, 16 times at once."""
+        """Request all events, 16 times at once."""
         await self._at_a_time("Events", pb.EventsRequest(protocol_version=PROTOCOL_VERSION))
 
     async def alive(self) -> None:
@@ -176,7 +176,7 @@ async def _flood(attacker: Attacker, floods: list[str], seconds: float) -> None:
 
 
 def attack(order: dict[str, Any]) -> None:
-    """Do what the order says, and write what was sent as JSON."""
+    """Follow the order, and write the counts of sent messages as JSON."""
     attacker = Attacker(order)
     print("ready", flush=True)  # noqa: T201 - its parent waits for that: imports are no flood
     began_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)

@@ -98,7 +98,7 @@ class HonestClient:
         """Refuse to go on once a run came out wrong.
 
         Raises:
-            RunFailed: says how.
+            RunFailed: the text has the difference.
         """
         if self._task is not None and self._task.done():
             raise RunFailed(f"the run beside the attacks: {self._task.exception()!r}")
@@ -109,7 +109,7 @@ class HonestClient:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    # ---- what attacks ask of it
+    # ---- requests of attacks
 
     async def commits(self, count: int) -> None:
         """Wait until so many more steps count.
@@ -180,7 +180,7 @@ class HonestClient:
         return Result(tuple(losses[step] for step in sorted(losses)), weights)
 
     async def _rest(self) -> None:
-        """Let those look at the result who asked for one."""
+        """Hand the result to those that wait for one."""
         while self._lock.locked():
             self._at_rest.set()
             await asyncio.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""A hub of models on this machine, with a model that is far larger than a job says it is."""
+"""A hub of models on this machine, with a model that is far larger than a job claims."""
 
 from __future__ import annotations
 

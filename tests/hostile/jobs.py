@@ -213,7 +213,7 @@ async def huge_weights(swarm: Processes) -> None:
 
 @attack("Job:diverges")
 async def diverges(swarm: Processes) -> None:
-    """A learning rate of 1e9 makes weights infinite; the run fails within a minute and says so."""
+    """A learning rate of 1e9 makes weights infinite; the run fails within a minute for it."""
     client = await new_client(swarm)
     spec = short_job(swarm.honest_client.job.spec, 50, learning_rate=1e9)
     async with undisturbed(swarm):
@@ -254,7 +254,7 @@ async def rate_beyond(swarm: Processes) -> None:
 
 @attack("30-job-of-a-private-model")
 async def private_model(swarm: Processes) -> None:
-    """A model on the volunteers' disks that no owner lends is neither loaded nor told about."""
+    """A model on the volunteers' disks that no owner lends is neither loaded nor revealed."""
     client = await new_client(swarm)
     folder = altered_copy(swarm, swarm.private / "acme", {"transformer.ln_f.bias": 0.25})
     model = described(folder)
@@ -341,7 +341,7 @@ LITTLE = MB // 4
 
 @attack("41-job-of-a-hub-model-without-bounds")
 async def hub_model(swarm: Processes) -> None:
-    """A hub's model of 8 GiB, of which the job says that it is small, is not fetched.
+    """A hub's model of 8 GiB, which the job calls small, is not fetched.
 
     What is fetched is fetched without the token of the peer's owner.
     """

@@ -210,7 +210,7 @@ async def endpoint_elsewhere(swarm: Processes) -> None:
 
 @attack("47-private-addresses-of-a-house")
 async def private_addresses(swarm: Processes) -> None:
-    """A member at the same public address names the router's port; nobody is told to dial it."""
+    """A member at the same public address names the router's port; nobody gets it to dial."""
     one, other = await swarm.member(Role.CLIENT), await swarm.member(Role.CLIENT)
     routers = ("192.168.1.1:80", "10.0.0.1:443", "172.16.0.1:22", "[fd00::1]:80")
     async with (
@@ -599,7 +599,7 @@ BACK_S, BACKS = 3.0, 200
 
 @attack("46-dial-back-as-a-scan")
 async def dial_back(swarm: Processes) -> None:
-    """A stranger asks 200 times whether a port of its address can be dialled."""
+    """A stranger requests 200 checks that a port of its address can be dialled."""
     async with listening(ATTACKER_HOST) as third, undisturbed(swarm):
         began_s = time.monotonic()
         await asyncio.gather(*(request_dial_back(swarm, third.port) for _ in range(BACKS)))
@@ -609,7 +609,7 @@ async def dial_back(swarm: Processes) -> None:
 
 
 async def request_dial_back(swarm: Processes, port: int) -> None:
-    """Ask the coordinator to dial this port of the stranger's, from `ELSEWHERE`."""
+    """Request from `ATTACKER_HOST` that the coordinator dials this port of the stranger's."""
     host, _, number = swarm.at.endpoint.rpartition(":")
     with suppress(OSError, TimeoutError, EOFError):
         async with asyncio.timeout(BACK_S):

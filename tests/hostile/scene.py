@@ -28,7 +28,7 @@ ALIVE_S = 0.5
 
 
 class Broken(Exception):
-    """Something that must hold does not; its message says what."""
+    """A property does not hold; the message names it."""
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Scene:
         return found
 
     async def idle_of(self, name: str) -> str:
-        """Why there is nothing to do for a member, once that is so, as the run's owner is told."""
+        """Wait until a member is idle and return the reason that the run's owner reads."""
         while True:
             for member in (await self.status(self.honest_client.owner)).members:
                 if member.peer_id == name and member.idle:
@@ -189,16 +189,16 @@ async def _spare_run(scene: Scene) -> str:
     return run_id
 
 
-# ---- members that speak for themselves
+# ---- members that a test drives
 
 ReplyTo = Callable[[pb.ToPeer], "pb.FromPeer | None"]
 
 
 class Member:
-    """A member that has joined, and says what it likes.
+    """A member that has joined, and sends any message.
 
     Attributes:
-        heard: all that the coordinator said.
+        messages: all messages of the coordinator.
     """
 
     def __init__(self, call: Call) -> None:
@@ -207,7 +207,7 @@ class Member:
         self._changed = asyncio.Condition()
 
     async def receive(self, reply_to: ReplyTo) -> None:
-        """Hear the coordinator, and answer, to the end."""
+        """Receive all messages of the coordinator and reply to each."""
         while (data := await self._call.receive()) is not None:
             message = pb.ToPeer.FromString(data)
             async with self._changed:
@@ -218,7 +218,7 @@ class Member:
                 await self._call.send(reply)
 
     async def live(self) -> None:
-        """Say that it is there, for ever."""
+        """Send heartbeats for ever."""
         while True:
             await self._call.send(pb.FromPeer(alive=pb.PeerAlive()))
             await asyncio.sleep(ALIVE_S)

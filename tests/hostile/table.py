@@ -98,7 +98,7 @@ async def _enrol(scene: Scene, kind: Kind) -> Answer:
 
 
 async def _join(scene: Scene, kind: Kind) -> Answer:
-    # No hello: who may join is told so, and its own conversation, if it has one, goes on.
+    # No hello: a caller that may join gets that answer, and its other conversation goes on.
     return await _at_coordinator(scene, kind, "Join", pb.FromPeer(alive=pb.PeerAlive()))
 
 
@@ -146,7 +146,7 @@ async def _events(scene: Scene, kind: Kind) -> Answer:
 
 
 async def _introduce(scene: Scene, kind: Kind) -> Answer:
-    # Where it is reached, first; it is told of relays, and named to nobody.
+    # Its endpoint comes first; it receives the relays, and nobody receives its name.
     reachable = meeting_pb2.Reachable(endpoints=["192.0.2.1:9"], protocol_version=PROTOCOL_VERSION)
     return await _at_coordinator(
         scene, kind, "Introduce", meeting_pb2.FromMember(reachable=reachable)
@@ -165,7 +165,7 @@ async def _measure_link(scene: Scene, kind: Kind) -> Answer:
 
 
 async def _relay(scene: Scene, kind: Kind) -> Answer:
-    # Where it says that it is; nobody is sent there, for it says no more.
+    # It announces an endpoint; nobody is sent there, since it sends no more.
     hello = meeting_pb2.RelayHello(
         endpoint="127.0.0.1:9", probe_endpoint="127.0.0.1:9", protocol_version=PROTOCOL_VERSION
     )
@@ -173,7 +173,7 @@ async def _relay(scene: Scene, kind: Kind) -> Answer:
 
 
 def check_details(scene: Scene, found: pb.SwarmStatus, *, is_owner: bool) -> None:
-    """The honest client's runs are told in full to it alone; nobody else has one.
+    """Check that only the honest client reads its runs in full; nobody else has one.
 
     Raises:
         Broken: not so.

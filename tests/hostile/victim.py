@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.coordinator.enrolment import Enrolment
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
@@ -141,7 +141,7 @@ class Victim:
             answer, identity = await enrol(self.coordinator, newcomer_identity)
             if identity is not None:
                 return identity
-            if answer.code != "busy":  # as all who come from here together are told
+            if answer.code != "busy":  # a limit for all callers from this host
                 raise RunFailed(f"a {role} that was invited was not let in: {answer}")
             await asyncio.sleep(REFRESH_S)
 
@@ -202,7 +202,7 @@ class Victim:
         """Refuse to go on with a swarm of which a part has ended.
 
         Raises:
-            RunFailed: says which.
+            RunFailed: the text names it.
         """
         tasks: Sequence[tuple[str, asyncio.Task[None]]] = [
             ("the coordinator", self.running),

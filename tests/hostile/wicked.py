@@ -1,4 +1,4 @@
-"""Peers that run the project's own software, and whose owners altered what it says."""
+"""Peers that run the project's own software, and whose owners alter its messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Overhear = Callable[[ToPeer], object]
 
 
 class Altered:
-    """A stream to the coordinator: what is said is altered, what is heard is overheard."""
+    """A stream to the coordinator that alters sent messages and observes received ones."""
 
     def __init__(self, stream: MessageStream[Any, Any], edit: Edit, overhear: Overhear) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""A run that asks for a quality: what compression costs is measured, and the codec follows it."""
+"""A run with a quality limit: the cost of compression is measured, and the codec follows it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -123,6 +123,7 @@ async def test_whoever_dies_what_is_measured_is_the_same(
     await assert_ends_as(quiet, job, tmp_path, after, loses_one)
 
 
+@pytest.mark.thorough
 async def test_shadows_change_nothing_but_what_is_sent(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,7 @@ async def names(swarm: LocalSwarm) -> set[str]:
 
 
 async def idle_reason(swarm: LocalSwarm, name: PeerId) -> str:
-    """Why there is nothing to do for a member, once it was told."""
+    """Wait until a member has an idle reason and return it."""
     while True:
         idle = {m.peer_id: m.idle for m in (await swarm.client.status()).members}
         if idle[name]:
@@ -134,7 +134,7 @@ async def test_a_result_that_finds_no_room_here_is_its_replicas(job: Job, tmp_pa
 
 
 class WrongNorm(StageEngine):
-    """Tells another norm than that of its gradient."""
+    """An engine that reports another norm than that of its gradient."""
 
     def squared_grad_norm(self) -> float:
         return super().squared_grad_norm() * 1e20
@@ -274,7 +274,7 @@ async def test_who_says_that_it_took_its_stage_over_and_did_not_is_no_replica(
     assert why.endswith("copied a state that differs from its replicas'")
 
 
-# ---- peers that say that they are there, and are never ready
+# ---- peers that send heartbeats, and are never ready
 
 RTOL = 1e-5
 """Sums over another set of replicas have another order."""
@@ -283,7 +283,7 @@ RTOL = 1e-5
 class Gate:
     """Lets so many tasks of an engine pass; the others wait in the compute thread until it opens.
 
-    What else the peer does goes on: it answers, and says that it is there.
+    The rest of the peer goes on: it answers, and sends heartbeats.
     """
 
     def __init__(self, num_passing: int) -> None:

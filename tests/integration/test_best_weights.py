@@ -75,7 +75,7 @@ def assert_ended_with_the_best(events: list[RunEvent], job: Job, loop_loss: Loop
 async def assert_has_the_best(
     swarm: LocalSwarm, events: list[RunEvent], job: Job, folder: Path
 ) -> None:
-    """The result is worth what was told of the best weights."""
+    """The result has the reported loss of the best weights."""
     weights = await exported_weights(swarm, events, folder)
     best = last_of(events).steps_in_result
     _, model = plain_loop(job, untie=True, steps=0)

@@ -1,4 +1,4 @@
-"""A run whose owner changes its codecs on the way: whoever dies, all hear of it in one step."""
+"""A run whose owner changes its codecs on the way: whoever dies, all change in one step."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -66,7 +66,7 @@ def change(codecs: Codecs, step: int = CHANGE_AT) -> CodecChange:
 async def changing(
     job: Job, folder: Path, changed: CodecChange, layers: Sequence[str]
 ) -> AsyncIterator[tuple[LocalSwarm, RunId]]:
-    """A swarm with a run whose journal says from the beginning when its codecs change."""
+    """A swarm with a run whose journal has all changes of codecs from the beginning."""
     await asyncio.to_thread(folder.mkdir)
     async with LocalSwarm(folder, []) as swarm:
         run_id = (await swarm.client.submit(job.spec, job.samples)).run_id

@@ -43,7 +43,7 @@ def write_tsv(path: Path, count: int, first: int) -> list[tuple[str, str]]:
 
 
 class Quiet(RunProgress):
-    """Keeps what it tells."""
+    """A console that records its lines."""
 
     lines: list[str]
 

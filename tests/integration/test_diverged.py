@@ -1,4 +1,4 @@
-"""A run that diverges fails by itself, says why, and costs nobody else anything."""
+"""A run that diverges fails by itself, with its reason, and costs nobody else anything."""
 
 import asyncio
 from collections.abc import Iterable

@@ -115,7 +115,7 @@ async def test_both_ways_of_evaluating_tell_what_compression_costs(
 
 
 class DyingEngine(StageEngine):
-    """Evaluates so many microbatches, tells it, and stands still."""
+    """An engine that evaluates so many microbatches, sets an event, and stands still."""
 
     is_there: asyncio.Event
     left: int

@@ -112,7 +112,7 @@ async def test_a_trained_swarm_generates_what_its_result_does(
         found = await generate(swarm.client, status, WANTED, tokens.append, pytest.fail)
         out = await result_of(swarm, status, tmp_path)
     assert found == tokens == await asyncio.to_thread(of_transformers, out)
-    if model == "llama":  # a tied model says one word for ever
+    if model == "llama":  # a tied model repeats one word
         assert len(set(found)) > 1
 
 
@@ -136,6 +136,7 @@ async def test_a_text_is_longer_than_samples_and_ends_where_it_is_told_to(
 
 
 @pytest.mark.parametrize("sampling", [None, Sampling(temperature=2.0, top_p=0.95, seed=7)])
+@pytest.mark.thorough
 async def test_a_text_goes_on_at_another_replica_when_a_peer_dies(
     make_job: MakeJob, tmp_path: Path, sampling: Sampling | None
 ) -> None:
@@ -229,7 +230,7 @@ async def test_a_run_speaks_to_its_owner_alone(make_job: MakeJob, tmp_path: Path
                 await generate(other, status, WANTED, silent, silent)
 
 
-# ---- what peers are told that is no text
+# ---- messages to peers that are no text
 
 
 @asynccontextmanager

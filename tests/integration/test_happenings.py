@@ -78,7 +78,7 @@ async def test_a_run_that_goes_back_is_told_at_once_and_kept(
 
 
 async def test_idle_peers_that_leave_are_told_as_left(tmp_path: Path) -> None:
-    """Each says goodbye and is gone at once, before or after its word was read."""
+    """Each sends a goodbye and is gone at once, before or after it was read."""
     num_peers = 6
     async with LocalSwarm(tmp_path, ["auto"] * num_peers) as swarm:
         await swarm.all_joined()

@@ -60,7 +60,7 @@ async def key_frames_after_a_restart(
 
 async def test_peers_that_come_back_send_changes(job: Job, tmp_path: Path) -> None:
     key_frames, boundaries = await key_frames_after_a_restart(job, tmp_path, ON_DISK)
-    # A step whose commit only some heard when they ended: its samples are begun anew.
+    # Only some peers received the step's commit before they ended: its samples begin anew.
     assert sum(key_frames) <= BATCH_SIZE * boundaries
     assert 0 in key_frames
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import PEER_BURST, CoordinatorService
@@ -134,7 +134,7 @@ async def test_a_key_joins_so_often_and_is_told_when_to_try_again(
             while await stream.receive() is not None:
                 pass
 
-        # All but the last to come in are replaced, or told that they come too often.
+        # All but the last to come in are replaced, or refused since they come too often.
         joins = [asyncio.create_task(join()) for _ in range(7 * PEER_BURST)]
         with pytest.raises(Busy, match=JOINED_TOO_OFTEN):
             await first_refusal(joins)

@@ -49,7 +49,7 @@ def watch_held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], defaultdict[tupl
 def run_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """`run_out(n)`: the first stage's GPU has no memory for more than n microbatches.
 
-    Returns a list that grows by a number each time that they asked for more.
+    Returns a list that grows by a number each time that a stage needs more.
     """
 
     def make(most: int) -> list[int]:

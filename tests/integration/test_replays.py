@@ -34,7 +34,7 @@ class QuietLosses(Protocol):
 
 @dataclass
 class Watched:
-    """Backward passes by engine and step; stops one of them until it is told to go on.
+    """Backward passes by engine and step; stops one of them until a test releases it.
 
     Attributes:
         passes: how often each (stage's first layer, engine, step, microbatch) was computed.

@@ -22,7 +22,7 @@ from tests.local_swarm import LocalSwarm
 
 
 class RecordedProgress(RunProgress):
-    """Keeps what it tells, and can be waited for."""
+    """Progress that records its lines and can be awaited."""
 
     def __init__(self, train: TrainSpec) -> None:
         super().__init__(train)

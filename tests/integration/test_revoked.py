@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.coordinator import enrolment as enrolment_module
 from swarm_ft.coordinator.enrolment import Enrolment
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.enrol import Membership, enrol, renew_enrolment
 from swarm_ft.errors import NotAllowed, SwarmError, Unavailable
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import LIFETIME_S
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId, SampleId
+from swarm_ft.net.enrol import Membership, enrol, renew_enrolment
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.messages.client import (
     SampleTokens,
@@ -61,7 +61,7 @@ Stream = MessageStream[Any, Any]
 
 @dataclass
 class Swarm:
-    """A coordinator with keys, and members who speak for themselves."""
+    """A coordinator with keys, and members that a test drives."""
 
     authority: Authority
     registry: Registry
@@ -251,7 +251,7 @@ async def test_a_peer_ends_all_calls_of_a_revoked_key(tmp_path: Path) -> None:
         streams = [swarm.open(client, method, *at) for method in (GENERATE, FETCH_CHUNKS)]
         streams.append(swarm.open(neighbour, LINK, *at))
         others = swarm.open(bystander, GENERATE, *at)
-        # They say nothing, so that the handlers wait: connected, they are calls under way.
+        # They send nothing, so that the handlers wait: connected, they are calls under way.
         waiting = [asyncio.create_task(end_of(stream)) for stream in (*streams, others)]
         await peer.has_calls(4)
         await swarm.revoke(client, neighbour)

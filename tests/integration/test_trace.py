@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from swarm_ft.base.clock import Clock
 from swarm_ft.client.trace import TraceFile
-from swarm_ft.clock import Clock
 from swarm_ft.ids import PeerId
 from swarm_ft.peer import node
 from swarm_ft.peer.timeline import Timeline
@@ -181,7 +181,7 @@ def frames_go_from_peer_to_peer_in_causal_order(shown: Shown, layers: list[str])
     for (step, _, direction, microbatch, _), events in frames.items():
         way = {event["name"]: event for event in events}
         assert len(way) == len(events)
-        # In the first traced step, a frame may come before the plan that asks for a trace.
+        # In the first traced step, a frame may come before the plan that requests a trace.
         missing = set(WAY) - way.keys()
         assert missing <= ({"receive"} if step == 0 else set())
         sender, receiver = way["send"]["pid"], way["decode"]["pid"]

@@ -1,4 +1,4 @@
-"""The compose files for volunteers say what they should; no engine is needed for that."""
+"""The compose files for volunteers have the right content; no engine is needed for that."""
 
 from __future__ import annotations
 

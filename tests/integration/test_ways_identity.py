@@ -1,4 +1,4 @@
-"""Whichever way leads to a member, TLS tells who is there: real routers, in network namespaces."""
+"""TLS proves a member's identity over every way: real routers, in network namespaces."""
 
 from __future__ import annotations
 

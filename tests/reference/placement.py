@@ -31,7 +31,7 @@ from tests.reasons import reason
 
 
 def place(spec: RunSpec, members: Sequence[Member], now_s: float) -> Placement:
-    """Cover all blocks of the model with members, or say what is missing."""
+    """Cover all blocks of the model with members, or return the missing blocks."""
     carriers = [m for m in members if not m.grant.replica_only]
     fixed = [m for m in carriers if m.hello.layers and _may_keep(spec, m, m.hello.layers)]
     free = [m for m in carriers if m.hello.layers is None]
@@ -78,7 +78,7 @@ def _may_keep(spec: RunSpec, member: Member, layers: LayerRange | None) -> bool:
 
 
 def _waiting(spec: RunSpec, members: Sequence[Member], missing: Sequence[LayerRange]) -> Placement:
-    """Nobody hosts it as long as these are missing; who is there and may not host them is told."""
+    """Nobody hosts it as long as these are missing; members that may not host them are named."""
     return Placement((), missing_layers(spec, members, missing))
 
 
@@ -100,7 +100,7 @@ def _filled(
 
 
 def _least_free_first(spec: RunSpec, autos: Sequence[Member]) -> list[Member]:
-    """Members in the order in which they are asked what they host.
+    """Return members in the order in which they choose their blocks.
 
     Those come first who have the least to choose from, of these those that lend all of their link,
     and of these those with the most memory.
@@ -224,7 +224,7 @@ def _fill(
     candidates: Sequence[Member],
     num_peers: int,
 ) -> Placement:
-    """Let so many of those who are asked, or fewer, share the gaps."""
+    """Let so many candidates, or fewer, share the gaps."""
     shares = _shares(
         spec, gaps, num_peers, most_bytes=max((m.hello.memory_bytes for m in candidates), default=0)
     )

@@ -1,6 +1,6 @@
 """The first form of `swarm_ft.coordinator.plan.allocation`, to which the present one is compared.
 
-It asks for each placement anew, so it is slow, and what it decides is what all later forms decide.
+It computes each placement anew, so it is slow, and what it decides is what all later forms decide.
 Its own text follows.
 
 Which members each run may work with: several train side by side. Pure.
@@ -8,8 +8,8 @@ Which members each run may work with: several train side by side. Pure.
 A run keeps the peers that it has. Of those that are free, runs that wait get as few as they need to
 begin, the run of whoever has least in front; then each that is left goes, one by one, to the run of
 whoever has least, of those that it helps. What an owner has is counted by the priority of the run
-that asks; the runs of one owner come as they were submitted. A run that cannot begin holds nobody
-up, but for one that waited for very long: see `SAVED_AFTER_S`.
+in question; the runs of one owner keep the order of submission. A run that cannot begin holds
+nobody up, but for one that waited for very long: see `SAVED_AFTER_S`.
 
 Peers are given whole. A run that could begin with none but peers at work, or that keep a result,
 gets stages *beside* what these hold, where they lend the memory for it (`max_beside`): each run
@@ -192,7 +192,7 @@ class _Division:
     # ---- runs that wait
 
     def _with_runs_that_begin(self) -> list[Run]:
-        """Give those that can begin what they need, and tell which these are."""
+        """Give runs that can begin their members, and return these runs."""
         begun, waiting = [], list(self.waiting)
         while waiting:
             run = min(waiting, key=self.place_in_line)

@@ -31,10 +31,10 @@ class Observed:
 
     Attributes:
         tamperer: what broken peers do to messages.
-        trace: told of every message.
+        trace: receives every message.
         window_messages: a sender waits once so many of its messages are unread.
-        on_frame: told of every frame with a digest that arrives over a boundary, of its run, and of
-            the machines that it comes from and goes to.
+        on_frame: called for every frame with a digest that arrives over a boundary: with its run,
+            and the machines that it comes from and goes to.
     """
 
     tamperer: Tamperer
@@ -168,7 +168,7 @@ class SimStream:
         call = self._call
         if call.method.path != LINK.path:
             return
-        with contextlib.suppress(MalformedMessage):  # the other end will say so
+        with contextlib.suppress(MalformedMessage):  # the other end will report it
             message = LINK.request.from_bytes(data)
             if isinstance(message, LinkHello):
                 call.run_id = message.run_id
@@ -214,7 +214,7 @@ class SimStream:
         return from_bytes(self._incoming, data, self._remote, MAX_MESSAGE_BYTES)
 
     def ended(self, failure: SwarmError | None) -> None:
-        """The other side has said its last."""
+        """The other side has sent its last message."""
         self._is_ended, self._failure = True, failure
         self.changed.set()
 

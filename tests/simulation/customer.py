@@ -53,7 +53,7 @@ class Customer:
         folder = machine.disk.root / secrets.token_hex(4)
         folder.mkdir()
         log = machine.world.trace.say
-        paths = await client.fetch_result(status, folder, lambda told: log(f"client: {told}"))
+        paths = await client.fetch_result(status, folder, lambda text: log(f"client: {text}"))
         if paths is None:
             return  # a part of it was lost, and is made again
         machine.world.invariants.fetched(self._spec, b"".join(path.read_bytes() for path in paths))

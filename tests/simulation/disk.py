@@ -76,7 +76,7 @@ class DiskJournal(Journal):
 
     Args:
         disk: where it lies.
-        on_write: told of what became durable.
+        on_write: called with the changes that became durable.
     """
 
     def __init__(self, disk: Disk, on_write: Callable[[Sequence[Record]], None]) -> None:

@@ -82,7 +82,7 @@ class TinyEngine:
     """See `stage.base.Engine`, which it is.
 
     Args:
-        watcher: told of every step that begins and of every step that is applied.
+        watcher: called at the begin and the application of every step.
         check_disk: raises OSError if the disk is full.
     """
 
@@ -167,7 +167,7 @@ class TinyEngine:
         return _sent(output)
 
     def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
-        """See `Engine`; whoever watches is told the samples."""
+        """See `Engine`; the watcher receives the samples."""
         output = self._through(x)[0]
         self._log("evaluated")
         loss_sum = float(output[:, :, 1:].sum() + labels.numpy()[:, 1:].sum())
@@ -261,7 +261,7 @@ class TinyEngine:
         raise OutOfTurn(f"layers {self.layers}: no weight here is held by other stages")
 
     def begin_text(self, max_tokens: int) -> Text:
-        """Its values say nothing."""
+        """Its values have no meaning."""
         raise BadModel(f"layers {self.layers}: an engine for steps alone has no texts")
 
     def state(self) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ Of several runs that share a swarm all of it holds for each, as if it was alone.
 1. A step that is applied has each of its samples' gradients once in every block.
 2. Weights are, after every applied step, those of the run without faults.
 3. A step is applied only if the coordinator's journal has its commit, and the journal commits
-   each step once, in order, unless it says that it goes back.
+   each step once, in order, unless it reports a rollback.
 4. Neighbours that are both about to run the next step hold equal buffers of every sample that the
    last step took from one to the other.
 5. Nothing ends with an error that is not of this package's tree.
@@ -68,7 +68,7 @@ class _Stage:
 
 
 class Invariants:
-    """Sees what is written, applied and fetched. `failures` tells what did not hold.
+    """Observes writes, applied steps and fetches. `failures` lists the broken invariants.
 
     Each run is looked at as if it was alone.
 

@@ -1,7 +1,7 @@
 """A `Transport` between the machines of a simulation: real bytes over virtual links.
 
 What can happen to a call is what can happen to gRPC over TCP; see `links`. Beyond that, a broken
-or hostile peer may say things twice, in another order, or wrongly: see `tampering`.
+or hostile peer may send messages twice, in another order, or altered: see `tampering`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Network:
 
 
 class SimTransport:
-    """See `Transport`; whatever is asked for, the host is the machine's name."""
+    """See `Transport`; the host is always the machine's name."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network

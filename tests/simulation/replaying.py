@@ -30,7 +30,7 @@ class Replaying:
     """A `Sink` that decides again what comes, by what would lie on the disk.
 
     Args:
-        fail: told what differs.
+        fail: called with the difference.
         state: what the coordinator knows now.
     """
 

@@ -247,7 +247,7 @@ def _with_others(scenario: Scenario, rng: Random) -> Scenario:
 
 
 def _with_best(scenario: Scenario, rng: Random) -> Scenario:
-    """Evaluations may end the run, and say which weights are its result."""
+    """Evaluations may end the run, and choose the weights of its result."""
     eval_steps = rng.choice((1, 2))
     train = replace(
         scenario.spec.train,

@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from swarm_ft.log import ROOT
+from swarm_ft.base.log import ROOT
 from tests.simulation.call import Observed
 from tests.simulation.customer import Customer
 from tests.simulation.injection import Injector
@@ -216,7 +216,7 @@ def _loop_of_the_dead() -> Iterator[None]:
 
 @contextmanager
 def _silent_graveyard() -> Iterator[None]:
-    """Killed processes' coroutines are closed when they are collected; nobody is to hear of it."""
+    """Killed processes' coroutines are closed when they are collected; nobody needs a report."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _unraisable: None
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

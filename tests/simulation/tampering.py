@@ -1,10 +1,10 @@
 """The tampering of a broken or hostile peer with the frames that it sends. Seeded.
 
 TCP and HTTP/2 neither double, reorder nor alter the messages of a call, so these faults are put
-where they can arise: in the sender. Frames of a boundary are said twice, later than others that
+where they can arise: in the sender. Frames of a boundary are sent twice, later than others that
 came after them, altered or garbled. Altered is only what names its own result (key and delta frames
 carry digests): a direct frame, a plan or a commit with other numbers in it is a lie that nobody can
-tell from the truth. What is garbled does not parse.
+distinguish from the truth. What is garbled does not parse.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Trace:
         self._digest = hashlib.blake2b(digest_size=16)
 
     def say(self, text: str) -> None:
-        """Something that tells a reader what goes on."""
+        """Record a line for readers."""
         if self._folder:
             text = text.replace(self._folder, "")
         line = f"{self._now_s():9.3f}  {text}"

@@ -27,7 +27,7 @@ every step is plan -> run -> ready -> commit:
     a run waits for replicas   at the step's end: attempt + 1 without them; the other begins
     ... and lacks the state    it listens until CaughtUp; then the next plan includes it
 
-The journal gets every change (a Record) before any message about it is sent (Say, Publish).
+The journal gets every change (a `Record`) before `SendMessage` or `Publish` reports it.
 """
 
 from __future__ import annotations

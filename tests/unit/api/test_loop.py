@@ -84,10 +84,10 @@ def test_a_call_that_would_wait_for_itself_is_refused() -> None:
 
 async def test_both_forms_have_their_names_and_one_docstring() -> None:
     async def work(number: int) -> int:
-        """Say it."""
+        """Return it."""
         return number
 
     wait, wait_async = blocking("say", work), awaitable("say_async", work)
     assert (wait.__name__, wait_async.__name__) == ("say", "say_async")
-    assert wait.__doc__ == wait_async.__doc__ == "Say it."
+    assert wait.__doc__ == wait_async.__doc__ == "Return it."
     assert wait(1) == await wait_async(1) == 1

@@ -9,5 +9,5 @@ def ends() -> list[Row]:
 
 
 def fails() -> list[Row]:
-    """Find none, and say why."""
+    """Find none, and raise the reason."""
     raise ValueError("it says why")

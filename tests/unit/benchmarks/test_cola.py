@@ -37,12 +37,12 @@ def test_rows_of_cola_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [[1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1], [1, 1, 0, 0, 0, 0], [0, 1, 0, 0, 1, 1]]
+    "predictions", [[1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1], [1, 1, 0, 0, 0, 0], [0, 1, 0, 0, 1, 1]]
 )
-def test_it_judges_as_the_swarm_does(told: list[int]) -> None:
-    there = [1, 1, 0, 1, 0, 1]
+def test_it_judges_as_the_swarm_does(predictions: list[int]) -> None:
+    labels = [1, 1, 0, 1, 0, 1]
     classes = range(2)
-    right = [sum(a == b == k for a, b in zip(told, there, strict=True)) for k in classes]
-    counts = [*right, *(told.count(k) for k in classes), *(there.count(k) for k in classes)]
+    right = [sum(a == b == k for a, b in zip(predictions, labels, strict=True)) for k in classes]
+    counts = [*right, *(predictions.count(k) for k in classes), *(labels.count(k) for k in classes)]
     found = Classification(TaskKind.CLASSIFICATION, CLASSES).metrics(counts)
-    assert matthews(told, there) == pytest.approx(found["matthews_correlation"])
+    assert matthews(predictions, labels) == pytest.approx(found["matthews_correlation"])

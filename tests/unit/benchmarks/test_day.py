@@ -1,4 +1,4 @@
-"""The verdict on a day: what was done and not told, or told differently, is named."""
+"""The verdict on a day: deeds without reports, or with differing ones, are named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def deeds() -> list[Deed]:
 
 @pytest.fixture
 def seen() -> Observed:
-    told = [
+    documents = [
         event(1, "peer-joined", 11.0),
         event(2, "peer-paused", 21.0),
         event(3, "peer-leaving", 31.0),
@@ -42,11 +42,11 @@ def seen() -> Observed:
         Sample(33.0, {}),
     ]
     return Observed(
-        events_by_serial={one["serial"]: one for one in told},
-        page_events=list(told),
+        events_by_serial={one["serial"]: one for one in documents},
+        page_events=list(documents),
         page=list(samples),
         status=list(samples),
-        counts={one["kind"]: 1 for one in told} | {"went-back": 0},
+        counts={one["kind"]: 1 for one in documents} | {"went-back": 0},
     )
 
 
@@ -116,5 +116,5 @@ def test_the_script_is_in_order_and_of_kinds_that_there_are() -> None:
     assert parts == sorted(parts)
     assert {cue.act for cue in SCRIPT} == set(Act)
     assert {cue.machine for cue in SCRIPT} >= set(VOLUNTEERS)
-    kinds = {kind for told in REPORTED_AS.values() for kind in told}
+    kinds = {kind for reported in REPORTED_AS.values() for kind in reported}
     assert kinds <= {kind.label for kind in EventKind}

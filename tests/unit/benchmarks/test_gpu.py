@@ -266,11 +266,11 @@ def test_a_link_passes_both_ways() -> None:
         place = "127.0.0.1", processes.receive("link", 30.0)["port"]
         processes.send("link", {"mbps": 1000.0})
         with socket.create_connection(place) as client:
-            there, _ = server.accept()
-            with there:
+            accepted, _ = server.accept()
+            with accepted:
                 client.sendall(b"hello")
-                assert there.recv(5) == b"hello"
-                there.sendall(b"olleh")
+                assert accepted.recv(5) == b"hello"
+                accepted.sendall(b"olleh")
                 assert client.recv(5) == b"olleh"
 
 

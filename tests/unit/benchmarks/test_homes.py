@@ -384,7 +384,7 @@ def test_firewalls_of_ipv6_are_punched(internet: Internet) -> None:
 
 
 def map_port(router: str, port: int) -> Address:
-    """Ask for a TCP port by NAT-PMP (RFC 6886); where it is reached."""
+    """Request a TCP port by NAT-PMP (RFC 6886) and return its address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         asker.settimeout(TIMEOUT_S)
         asker.connect((router, 5351))

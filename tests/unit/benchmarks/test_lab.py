@@ -49,8 +49,8 @@ def place() -> Iterator[Place]:
         )
 
 
-def is_close(mbps: float, asked_mbps: float) -> bool:
-    return 0.9 * asked_mbps < mbps <= asked_mbps
+def is_close(mbps: float, configured_mbps: float) -> bool:
+    return 0.9 * configured_mbps < mbps <= configured_mbps
 
 
 def test_a_delayed_path_has_the_rate_of_its_uplink_and_twice_the_delay(place: Place) -> None:
@@ -136,8 +136,8 @@ def test_labs_do_not_meet_and_leave_nothing_behind() -> None:
 @pytest.mark.parametrize("idle_restart", [True, False])
 def test_tcp_forgets_a_path_in_a_pause_or_not(idle_restart: bool) -> None:
     with Lab(idle_restart=idle_restart) as lab:
-        said = run(*lab.host().command("sysctl", "-n", "net.ipv4.tcp_slow_start_after_idle"))
-    assert int(said) == idle_restart
+        value = run(*lab.host().command("sysctl", "-n", "net.ipv4.tcp_slow_start_after_idle"))
+    assert int(value) == idle_restart
 
 
 KILLED = """

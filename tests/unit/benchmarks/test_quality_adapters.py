@@ -69,6 +69,6 @@ def test_the_tables_compare_with_the_run_of_the_same_seed(
     file.write_text("".join(json.dumps(record(*run)) + "\n" for run in runs))
     monkeypatch.setattr("sys.argv", ["adapters", str(file)])
     adapters.main()
-    told = capsys.readouterr().out
-    assert "| all | 0.002 | 2 | 25.0% | 25.0% | 7 | 7 |" in told
-    assert "| all | 0.002 | 2 | 100 | 15.00 ± 7.07 | +10.00 % | +25.00 % |" in told
+    printed = capsys.readouterr().out
+    assert "| all | 0.002 | 2 | 25.0% | 25.0% | 7 | 7 |" in printed
+    assert "| all | 0.002 | 2 | 100 | 15.00 ± 7.07 | +10.00 % | +25.00 % |" in printed

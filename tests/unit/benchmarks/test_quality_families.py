@@ -1,4 +1,4 @@
-"""The kinds of models that the study trains, and how runs of them are told apart."""
+"""The kinds of models that the study trains, and the names that distinguish their runs."""
 
 from typing import Any
 
@@ -107,9 +107,9 @@ def test_a_record_that_names_no_family_is_of_gpt2_and_others_have_tables_of_thei
     llama = rows_of(records, "lm", Kind("llama"))
     assert [run["epochs"][0]["ppl"] for run in llama["none", 6]] == [20.0]
     print_tables(records, None, None)
-    told = capsys.readouterr().out
-    oldest, llama_told, lazy = told.split("\n## lm: ")
+    printed = capsys.readouterr().out
+    oldest, llama_table, lazy = printed.split("\n## lm: ")
     assert "| `q2/q2` | 6 | 1 | 44.00 | +10.00 |" in oldest
-    assert llama_told.startswith("llama, all\n")
-    assert "| `q2/q2` | 6 | 1 | 25.00 | +25.00 |" in llama_told
+    assert llama_table.startswith("llama, all\n")
+    assert "| `q2/q2` | 6 | 1 | 25.00 | +25.00 |" in llama_table
     assert lazy.startswith("gpt2, all, a batch 2 times in a row\n")

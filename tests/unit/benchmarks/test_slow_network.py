@@ -354,7 +354,7 @@ def test_replicas_share_a_batch_and_sum_their_gradients(tmp_path: Path) -> None:
     assert 4 * 10_000 < measured.gradient_bytes < 1.1 * 4 * 10_000
 
 
-# ---- bits told from codecs' names
+# ---- bits from codecs' names
 
 SHAPE = (128, 768)
 

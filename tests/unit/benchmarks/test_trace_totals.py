@@ -1,4 +1,4 @@
-"""Totals of a trace add up what its slices say."""
+"""Totals of a trace are the sums of its slices."""
 
 import json
 from pathlib import Path

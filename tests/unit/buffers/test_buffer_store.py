@@ -36,7 +36,7 @@ def record(payload: bytes = b"xyz") -> BufferRecord:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Two dicts say what the store must hold."""
+    """Two dicts model the store."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,8 +135,8 @@ def test_what_the_open_step_builds_on_can_be_asked_for_again_whatever_goes() -> 
         assert [k.sample for k in store.take_lost()] in ([1], [2])
         assert store.get(key(1)) == first
         store.commit()
-        held = [sample for sample in (1, 2) if store.get(key(sample)) is not None]
-        assert len(held) == 1
+        stored = [sample for sample in (1, 2) if store.get(key(sample)) is not None]
+        assert len(stored) == 1
 
 
 def test_but_a_newer_one_takes_its_place() -> None:

@@ -45,7 +45,7 @@ def open_store(folder: Path) -> BufferStore:
     )
 
 
-def write_on(folder: Path, first_visit: int, said: Connection, dies_at_byte: int | None) -> None:
+def write_on(folder: Path, first_visit: int, pipe: Connection, dies_at_byte: int | None) -> None:
     """Commit version after version until killed, or kill itself at a byte of a write."""
     signal.alarm(30)  # the parent would wait for ever for one that does not die
     if dies_at_byte is not None:
@@ -56,7 +56,7 @@ def write_on(folder: Path, first_visit: int, said: Connection, dies_at_byte: int
         store.stage(key(sample), version(sample, first_visit + visit))
         store.commit(StepNumber(step))
         store.prefetch([key((sample + 2) % NUM_SAMPLES)])
-        said.send_bytes(b".")
+        pipe.send_bytes(b".")
 
 
 def dying(at_byte: int) -> Callable[[int, list[bytes], int], None]:
@@ -79,14 +79,14 @@ def run_and_kill(folder: Path, first_visit: int, rng: random.Random) -> None:
     """One process's life, which ends at a random byte that it writes or at a random moment."""
     dies_at_byte = rng.randrange(20 * PAYLOAD_BYTES) if rng.random() < 0.5 else None
     num_commits, extra_s = rng.randrange(1, 30), rng.random() / 1000
-    heard, said = FORKED.Pipe(duplex=False)
-    child = FORKED.Process(target=write_on, args=(folder, first_visit, said, dies_at_byte))
+    reader, writer = FORKED.Pipe(duplex=False)
+    child = FORKED.Process(target=write_on, args=(folder, first_visit, writer, dies_at_byte))
     child.start()
-    said.close()
-    with heard:
+    writer.close()
+    with reader:
         if dies_at_byte is None:
             for _ in range(num_commits):
-                heard.recv_bytes()
+                reader.recv_bytes()
             end = time.perf_counter() + extra_s
             while time.perf_counter() < end:
                 pass

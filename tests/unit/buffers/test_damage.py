@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import pytest
 
-from swarm_ft import systems
+from swarm_ft.base import systems
 from swarm_ft.buffers import BufferStore, slab
 from swarm_ft.buffers.slab import PAGE_BYTES, Broken, Slab, SlabError, SlabIdentity
 from swarm_ft.ids import StepNumber
@@ -54,7 +54,7 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
 
 
 def assert_lost(store: BufferStore, *samples: int) -> None:
-    """These and no others; each is counted and told."""
+    """These and no others; each is counted and reported."""
     expected = {name: r for name, r in RECORDS.items() if name.sample not in samples}
     assert dict(store.records()) == expected
     assert store.take_stats()[BOUNDARY].repairs == len(samples)
@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_made_leaves_the_memory_tier(
 
 
 def test_a_write_that_was_never_done_is_noticed(store: BufferStore, path: Path) -> None:
-    """The disk says yes and keeps the old bytes: an older record of the very same sample."""
+    """The disk reports success and keeps the old bytes: an older record of the very same sample."""
     old = path.read_bytes()
     for step in range(2):  # the second one into the slot that was the first
         store.put(key(0), record(f"version {step}"))
@@ -312,9 +312,9 @@ def test_a_limit_of_the_system_on_a_file_is_a_full_disk(
         cwd=os.getcwd(),
         check=True,
     )
-    held, evicted = map(int, done.stdout.split())
-    assert held + evicted == 20
+    num_stored, evicted = map(int, done.stdout.split())
+    assert num_stored + evicted == 20
     assert done.stderr.count("File too large") == 1
     found = dict(open_store().records())
-    assert len(found) == held
+    assert len(found) == num_stored
     assert all(found[name] == record(f"sample {name.sample}") for name in found)

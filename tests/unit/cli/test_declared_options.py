@@ -49,8 +49,8 @@ def walked(*arguments: str) -> tuple[str, Walk]:
     @click.command()
     @click.argument("who")
     @takes("walk", Walk)
-    def command(who: str, walk: Walk) -> None:
-        taken.append((who, walk))
+    def command(name: str, walk: Walk) -> None:
+        taken.append((name, walk))
 
     command.main(list(arguments), standalone_mode=False)
     return taken[0]
@@ -124,7 +124,7 @@ def test_help_says_defaults_choices_and_least_values() -> None:
     def command(walk: Walk) -> None: ...
 
     shown = help_of(command)
-    for told in (
+    for printed in (
         "--goal PLACE Where to. [required]",
         "--size INTEGER In Europe. [default: 40; 20<=x<=50]",
         "--hold [velcro|laces] How they hold. [default: laces]",
@@ -134,7 +134,7 @@ def test_help_says_defaults_choices_and_least_values() -> None:
         "--sing / --no-sing On the way. [default: sing]",
         "--alone Meet nobody. --log FILE Write it down. --help",
     ):
-        assert told in shown
+        assert printed in shown
 
 
 def test_a_command_may_do_without_what_others_need() -> None:

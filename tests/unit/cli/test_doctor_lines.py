@@ -15,8 +15,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.cli.doctor import doctor, examine_link, print_reachability, written_mb_per_s
-from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.identity.invites import Invite, invitation_certificate, invitation_key
@@ -46,17 +46,17 @@ async def test_a_peer_says_how_it_is_reached_and_warns_of_what_is_in_the_way(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     await print_reachability(NOBODY, "", as_json=False)
-    told = capsys.readouterr()
-    assert told.out == "Others reach this machine directly\n"
-    assert told.err == "warning: clock: 70 s behind\n         set it\n"
+    printed = capsys.readouterr()
+    assert printed.out == "Others reach this machine directly\n"
+    assert printed.err == "warning: clock: 70 s behind\n         set it\n"
 
 
 @pytest.mark.usefixtures("findings")
 async def test_programs_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     await print_reachability(NOBODY, "", as_json=True)
-    told = capsys.readouterr()
-    assert not told.err
-    (line,) = told.out.splitlines()
+    printed = capsys.readouterr()
+    assert not printed.err
+    (line,) = printed.out.splitlines()
     clock, others = json.loads(line)["reach"]
     assert (clock["about"], clock["verdict"], clock["advice"]) == ("clock", "note", "set it")
     assert (others["text"], others["cause"]) == ("reach this machine directly", "")

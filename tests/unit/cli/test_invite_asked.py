@@ -1,4 +1,4 @@
-"""An invitation that is in no command line: asked for at a terminal, or read from a pipe."""
+"""An invitation that is in no command line: typed at a prompt, or read from a pipe."""
 
 import io
 
@@ -40,16 +40,16 @@ def test_a_pipe_that_is_for_something_else_is_not_read(monkeypatch: pytest.Monke
 
 
 def test_a_terminal_is_asked_without_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, object] = {}
+    prompts: dict[str, object] = {}
 
     def prompt(text: str, **options: object) -> str:
-        asked.update(options, text=text)
+        prompts.update(options, text=text)
         return WORD
 
     monkeypatch.setattr("sys.stdin", Terminal())
     monkeypatch.setattr(click, "prompt", prompt)
     assert str(prompt_invite(reads_pipe=False)) == WORD
-    assert asked == {"text": "invitation", "hide_input": True, "err": True}
+    assert prompts == {"text": "invitation", "hide_input": True, "err": True}
 
 
 def test_a_piped_word_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,8 @@ def test_last_words_are_of_what_was_given_and_none_if_nothing_was(
     for nothing in (None, Contribution()):
         print_contribution("ada-3090", nothing, as_json=False)
         assert capsys.readouterr().out == ""
-    given = Contribution(seconds=60.0, steps=2, samples=8, sent_bytes=5000, all_bytes=6000)
-    print_contribution("ada-3090", given, as_json=False)
+    contribution = Contribution(seconds=60.0, steps=2, samples=8, sent_bytes=5000, all_bytes=6000)
+    print_contribution("ada-3090", contribution, as_json=False)
     words = "8 samples in 2 steps, 1 min, 5.0 kB sent for training, 6.0 kB in all"
     thanks = f"ada-3090 gave {words}; thank you\n"
     assert capsys.readouterr().out == thanks

@@ -1,4 +1,4 @@
-"""docs/reference/options.md says what is declared."""
+"""docs/reference/options.md lists the declared options."""
 
 from pathlib import Path
 

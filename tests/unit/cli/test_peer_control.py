@@ -24,15 +24,17 @@ from swarm_ft.peer.presence import DrainState
 from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import FromPeer, LeaveProgress, PeerLeaving
 
-GIVEN = Contribution(samples=24, steps=3, seconds=60.0, sent_bytes=5_000_000, all_bytes=7_000_000)
+CONTRIBUTION = Contribution(
+    samples=24, steps=3, seconds=60.0, sent_bytes=5_000_000, all_bytes=7_000_000
+)
 
 
 class Node:
     """A double of a peer that hosts a stage, as the control sees it."""
 
     def __init__(self) -> None:
-        self.said: list[FromPeer] = []
-        self.presence = DrainState(self.said.append, lambda _: None)
+        self.sent: list[FromPeer] = []
+        self.presence = DrainState(self.sent.append, lambda _: None)
         self.has_stages = True
         self.reported: Contribution | None = None
 
@@ -41,8 +43,8 @@ class Node:
         return self.reported
 
     async def contribution(self) -> Contribution | None:
-        self.reported = GIVEN
-        return GIVEN
+        self.reported = CONTRIBUTION
+        return CONTRIBUTION
 
     def ask(self, verb: str) -> None:
         stays = PeerLeaving(stays=True, reason="asked")
@@ -59,18 +61,18 @@ async def test_a_peer_is_paused_watched_and_resumed(tmp_path: Path) -> None:
     async with control.listening(tmp_path):
         assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
         (state,) = await states(tmp_path, "status")
-        assert (state.state, state.gave) == ("working", str(GIVEN))
-        assert state.given == asdict(GIVEN)
+        assert (state.state, state.gave) == ("working", str(CONTRIBUTION))
+        assert state.given == asdict(CONTRIBUTION)
         words = "24 samples in 3 steps, 1 min, 5.0 MB sent for training, 7.0 MB in all"
         assert in_words(state) == f"peer a is working; it gave {words}"
         assert in_words(replace(state, gave="")) == "peer a is working"
-        asked = send_request(tmp_path, "pause")
-        assert (await anext(asked)).state == "pausing"
+        replies = send_request(tmp_path, "pause")
+        assert (await anext(replies)).state == "pausing"
         node.presence.on_progress(LeaveProgress(may_go=False, words="b takes over", seconds=7.0))
-        told = await anext(asked)
-        assert (told.state, told.words, told.seconds) == ("pausing", "b takes over", 7.0)
+        reply = await anext(replies)
+        assert (reply.state, reply.words, reply.seconds) == ("pausing", "b takes over", 7.0)
         node.presence.on_progress(LeaveProgress(may_go=True, words=""))
-        assert [state.state async for state in asked] == ["paused"]
+        assert [state.state async for state in replies] == ["paused"]
         assert [state.state for state in await states(tmp_path, "resume")] == ["working"]
         assert tmp_path in running_homes(tmp_path.parent)
     assert not (tmp_path / SOCKET).exists()
@@ -96,9 +98,9 @@ async def test_whoever_watches_a_peer_that_goes_hears_its_end(tmp_path: Path) ->
     node = Node()
     control = PeerControl(PeerId("a"), node, node.ask)  # type: ignore[arg-type]
     async with control.listening(tmp_path):
-        asked = send_request(tmp_path, "drain")
-        await anext(asked)
-    assert [state async for state in asked] == []
+        replies = send_request(tmp_path, "drain")
+        await anext(replies)
+    assert [state async for state in replies] == []
 
 
 async def test_where_no_peer_runs_that_is_said(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ async def test_nonsense_is_not_obeyed(tmp_path: Path, line: bytes) -> None:
         writer.write(line + b"\n")
         assert await reader.read() == b""
         writer.close()
-    assert node.said == []
+    assert node.sent == []
 
 
 def test_the_month_is_counted_across_restarts(tmp_path: Path) -> None:

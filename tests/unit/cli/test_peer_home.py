@@ -127,15 +127,15 @@ def test_a_peer_says_what_passes_its_machine(
         encrypts=encrypts,
         keeper_storage=KeeperStorage(directory=tmp_path / "kept", max_bytes=3_000_000),
     )
-    seen, kept, snapshots = who_sees(offer, is_encrypted=is_encrypted)
+    seen, files, snapshots = who_sees(offer, is_encrypted=is_encrypted)
     assert ("Links are not encrypted" in seen) != is_encrypted
-    assert f"in {tmp_path} until the run ends" in kept
-    assert ("unencrypted (see --encrypt-at-rest)" in kept) != encrypts
+    assert f"in {tmp_path} until the run ends" in files
+    assert ("unencrypted (see --encrypt-at-rest)" in files) != encrypts
     assert "up to 2.9 MiB (--keep-disk)" in snapshots
 
 
 def test_a_client_is_told_who_sees_its_text() -> None:
-    told = who_sees_a_job(is_encrypted=True)
-    assert "the coordinator, which stores it until the run is over" in told[0]
-    assert told[1].endswith("Links are encrypted.")
+    line = who_sees_a_job(is_encrypted=True)
+    assert "the coordinator, which stores it until the run is over" in line[0]
+    assert line[1].endswith("Links are encrypted.")
     assert "the network can read them" in who_sees_a_job(is_encrypted=False)[1]

@@ -233,7 +233,7 @@ def test_classes_are_told_by_their_metrics() -> None:
     }
     assert "accuracy             0.500 -> 1.000" in report.summary_lines()
     assert not any("perplexity" in one for one in report.summary_lines())
-    # Of a coordinator that tells another number of them nothing is made.
+    # A coordinator that reports another number of them is ignored.
     assert eval_line(replace(before, counts=(1,)), task) == "eval_loss 0.500"
 
 

@@ -1,4 +1,4 @@
-"""The files of a result say what was trained, name no code, and where chats end.
+"""The files of a result describe the training, name no code, and mark where chats end.
 
 Sources: huggingface/setfit#428 and fast-bert#226 (problem_type); LlamaFactory#7107, GLM-4#612 and
 Megatron-Bridge#917 (auto_map); LlamaFactory#7454, Qwen3#927 and ms-swift#3113 (eos after chats).

@@ -105,7 +105,7 @@ async def test_an_answer_that_never_comes_is_asked_for_again(
         monkeypatch.setattr("swarm_ft.client.swarm.ANSWER_TIMEOUT_S", 60.0)
         gave_up.set()
 
-    async with swarm(held={SUBMIT: gave_up.wait}) as (client, _):
+    async with swarm(waits={SUBMIT: gave_up.wait}) as (client, _):
         await client.submit(job.spec, job.samples, on_trouble=on_trouble)
         assert len((await client.status()).runs) == 1
     (trouble,) = troubles

@@ -199,14 +199,14 @@ class JoinedPeer:
         self.fake = fake
         self.stream = channel.open(JOIN)
 
-    async def hello(self, held: HeldStage | None = None) -> None:
+    async def hello(self, stage: HeldStage | None = None) -> None:
         hello = self.fake.hello()
-        await self.say(replace(hello, held=(held,)) if held else hello)
+        await self.send(replace(hello, held=(stage,)) if stage else hello)
 
-    async def say(self, message: FromPeer) -> None:
+    async def send(self, message: FromPeer) -> None:
         await self.stream.send(message)
 
-    async def hear(self) -> ToPeer | None:
+    async def receive(self) -> ToPeer | None:
         return await self.stream.receive()
 
     async def work(self, stop_at: StepNumber = NO_STEP, *, goes_on: bool = False) -> None:
@@ -215,11 +215,11 @@ class JoinedPeer:
         Args:
             goes_on: after a release too.
         """
-        while (message := await self.hear()) is not None:
+        while (message := await self.receive()) is not None:
             if isinstance(message, PlanStep) and message.step == stop_at:
                 return
             for answer in self.fake.hear(message):
-                await self.say(answer)
+                await self.send(answer)
             if isinstance(message, ReleaseStage) and not goes_on:
                 return
 
@@ -293,7 +293,7 @@ async def joined_to_a_run(office: Office, spec: RunSpec, fake: FakePeer) -> Join
     await submit(office.channel, spec)
     joined = JoinedPeer(office.channel, fake)
     await joined.hello()
-    assert isinstance(await joined.hear(), Assign)
+    assert isinstance(await joined.receive(), Assign)
     return joined
 
 
@@ -874,9 +874,9 @@ async def test_the_only_run_that_is_not_over_is_meant_by_no_name(spec: RunSpec) 
         assert (reply.run_id, reply.phase) == (first.run_id, RunPhase.CANCELLED)
         with pytest.raises(BadOption, match="--run: no run of yours is under way"):
             await call(office.channel, CANCEL, CancelRequest(), DEADLINE_S)
-        (told, *_) = await watch(office.channel)
-        assert isinstance(told, RunStatus)
-        assert told.run_id == second.run_id, "of those that are over the newest may be looked at"
+        (newest, *_) = await watch(office.channel)
+        assert isinstance(newest, RunStatus)
+        assert newest.run_id == second.run_id, "of those that are over the newest may be looked at"
         with pytest.raises(NotFound, match=f"nobody is not known here, or not .*{first.run_id}"):
             await watch(office.channel, RunId("nobody"))
 
@@ -885,8 +885,8 @@ async def test_a_job_keeps_its_priority(spec: RunSpec) -> None:
     async with coordinator() as office:
         usual = await submit(office.channel, spec)
         urgent = await submit(office.channel, spec, priority=9)
-        kept = {run.run_id: run.priority for run in office.journal.load(0.0)}
-        assert kept == {usual.run_id: DEFAULT_PRIORITY, urgent.run_id: 9}
+        priorities = {run.run_id: run.priority for run in office.journal.load(0.0)}
+        assert priorities == {usual.run_id: DEFAULT_PRIORITY, urgent.run_id: 9}
 
 
 # ---- what peers do when
@@ -940,7 +940,7 @@ async def test_timelines_go_to_whoever_asked_and_into_no_journal(
         joined = await joined_to_a_run(office, spec, make_all(peers[0]))
         run_id = RunId((await swarm_status(office.channel)).runs[0].run_id)
         watcher = await tracing(office.channel, run_id)
-        await joined.say(timeline_of(run_id, 1))
+        await joined.send(timeline_of(run_id, 1))
         assert await watcher.receive() == PeerTimeline(
             peer_id=peers[0].peer_id, layers=LayerRange(0, 4), timeline=timeline_of(run_id, 1)
         )
@@ -955,18 +955,18 @@ async def test_a_peer_tells_nothing_of_runs_that_it_has_no_part_in(
         joined = await joined_to_a_run(office, spec, make_all(peers[0]))
         other = (await submit(office.channel, spec)).run_id
         watcher = await tracing(office.channel, other)
-        await joined.say(timeline_of(RunId("nobody"), 1))
-        await joined.say(timeline_of(other, 1))
+        await joined.send(timeline_of(RunId("nobody"), 1))
+        await joined.send(timeline_of(other, 1))
         assert await answer_to_probe(joined), "what was said before was heard"
         await call(office.channel, CANCEL, CancelRequest(run_id=other), DEADLINE_S)
-        told = await watcher.receive()
-        assert isinstance(told, RunStatus)
-        assert told.phase is RunPhase.CANCELLED
+        event = await watcher.receive()
+        assert isinstance(event, RunStatus)
+        assert event.phase is RunPhase.CANCELLED
 
 
 async def answer_to_probe(joined: JoinedPeer) -> ClockReply:
-    await joined.say(ClockProbe(77))
-    while not isinstance(message := await joined.hear(), ClockReply):
+    await joined.send(ClockProbe(77))
+    while not isinstance(message := await joined.receive(), ClockReply):
         pass
     return message
 
@@ -990,10 +990,10 @@ async def test_cancel_releases_peers_and_ends_watching(
         watching = group.create_task(watch(office.channel, run_id))
         joined = JoinedPeer(office.channel, make_all(peers[0]))
         await joined.hello()
-        assert isinstance(await joined.hear(), Assign)
+        assert isinstance(await joined.receive(), Assign)
         reply = await call(office.channel, CANCEL, CancelRequest(run_id=run_id), DEADLINE_S)
         assert reply.phase == RunPhase.CANCELLED
-        assert isinstance(await joined.hear(), ReleaseStage)
+        assert isinstance(await joined.receive(), ReleaseStage)
         assert phases_of(await watching)[-1] is RunPhase.CANCELLED
         await joined.stream.cancel()
 
@@ -1051,7 +1051,7 @@ async def refused(joined: JoinedPeer) -> SwarmError:
 
 
 async def drained(joined: JoinedPeer) -> None:
-    while await joined.hear() is not None:
+    while await joined.receive() is not None:
         pass
 
 
@@ -1069,12 +1069,12 @@ async def test_a_peer_that_does_not_fit_stays_and_learns_why(
         await submit(office.channel, spec)
         joined = JoinedPeer(office.channel, make_peer("far", "4-8"))
         await joined.hello()
-        told = await joined.hear()
+        message = await joined.receive()
         running.cancel()
-        assert isinstance(told, StayIdle)
-        assert "outside the model" in told.reason
+        assert isinstance(message, StayIdle)
+        assert "outside the model" in message.reason
         (member,) = (await swarm_status(office.channel)).members
-        assert (member.peer_id, member.idle) == ("far", told.reason)
+        assert (member.peer_id, member.idle) == ("far", message.reason)
 
 
 async def test_peers_on_one_machine_are_notified_and_its_key_stays_with_the_coordinator(
@@ -1088,7 +1088,7 @@ async def test_peers_on_one_machine_are_notified_and_its_key_stays_with_the_coor
             both.append(JoinedPeer(office.channel, fake))
             await both[-1].hello()
         for joined in both:
-            assert await joined.hear() == MemoryShare(memory_bytes=600, num_peers=2)
+            assert await joined.receive() == MemoryShare(memory_bytes=600, num_peers=2)
         status = await swarm_status(office.channel)
     counted = {one.peer_id: (one.memory_bytes, one.offered_bytes) for one in status.members}
     assert counted == {"a": (600, 1000), "b": (600, 1000)}
@@ -1100,8 +1100,8 @@ async def test_what_a_peer_may_host_is_asked_of_the_registry(peers: Sequence[Fak
     async with coordinator(grants={peers[0].peer_id: PROBATION}.__getitem__) as office:
         joined = JoinedPeer(office.channel, peers[0])
         await joined.hello()
-        await joined.say(ClockProbe(5))
-        assert isinstance(await joined.hear(), ClockReply)
+        await joined.send(ClockProbe(5))
+        assert isinstance(await joined.receive(), ClockReply)
         (member,) = (await swarm_status(office.channel)).members
         assert (member.peer_id, member.grant) == ("a", PROBATION)
 
@@ -1136,12 +1136,12 @@ async def test_whose_key_is_revoked_is_sent_away_and_the_others_are_told(
         await other.hello()
         await swarm_status(office.channel)  # both are in
         office.service.revoke(frozenset({one.fake.peer_id}))
-        assert await other.hear() == Revoked(names=(one.fake.peer_id,))
+        assert await other.receive() == Revoked(names=(one.fake.peer_id,))
         with pytest.raises(NotAllowed, match="its key was revoked"):
-            await one.hear()
+            await one.receive()
         late = JoinedPeer(office.channel, peers[1])
         await late.hello()
-        assert await late.hear() == Revoked(names=(one.fake.peer_id,))
+        assert await late.receive() == Revoked(names=(one.fake.peer_id,))
 
 
 async def test_a_peer_of_another_spec_is_to_let_go_of_it(
@@ -1151,9 +1151,9 @@ async def test_a_peer_of_another_spec_is_to_let_go_of_it(
         run_id = (await submit(office.channel, spec)).run_id
         joined = JoinedPeer(office.channel, peers[0])
         layers = LayerRange(0, 2)
-        held = HeldStage(run_id=run_id, spec_digest=bytes(16), layers=layers, committed_steps=0)
-        await joined.hello(held)
-        assert isinstance(await joined.hear(), ReleaseStage)
+        stage = HeldStage(run_id=run_id, spec_digest=bytes(16), layers=layers, committed_steps=0)
+        await joined.hello(stage)
+        assert isinstance(await joined.receive(), ReleaseStage)
 
 
 async def test_a_peer_without_the_model_stays_and_the_run_fails(
@@ -1165,9 +1165,9 @@ async def test_a_peer_without_the_model_stays_and_the_run_fails(
         failed = StageFailed(
             run_id=RunId(status.run_id), attempt=Attempt(1), code="bad-model", message="no such"
         )
-        await joined.say(failed)
-        told = await joined.hear()
-        assert isinstance(told, ReleaseStage)
+        await joined.send(failed)
+        message = await joined.receive()
+        assert isinstance(message, ReleaseStage)
         (run,) = (await swarm_status(office.channel)).runs
         assert run.phase is RunPhase.FAILED
         assert (
@@ -1199,11 +1199,11 @@ async def test_an_older_stream_ends_even_if_nobody_reads_it(
     fake = make_all(peers[0])
     async with coordinator() as office:
         older = await joined_to_a_run(office, spec, fake)
-        await ask(older, range(1, 11))
+        await probe_at(older, range(1, 11))
         newer = JoinedPeer(office.channel, fake)
         await newer.hello()
-        assert isinstance(await newer.hear(), Assign)
-        assert isinstance(await error_of(ask(older, count(11))), OutOfTurn)
+        assert isinstance(await newer.receive(), Assign)
+        assert isinstance(await error_of(probe_at(older, count(11))), OutOfTurn)
         assert len((await swarm_status(office.channel)).members) == 1
 
 
@@ -1224,7 +1224,7 @@ async def test_a_peer_whose_stream_ends_is_no_member(
 async def test_a_goodbye_ends_the_membership(spec: RunSpec, peers: Sequence[FakePeer]) -> None:
     async with coordinator() as office:
         joined = await joined_to_a_run(office, spec, make_all(peers[0]))
-        await joined.say(PeerGoodbye())
+        await joined.send(PeerGoodbye())
         await joined.stream.finish()
         await drained(joined)
         status = await swarm_status(office.channel)
@@ -1237,16 +1237,16 @@ async def test_a_peer_that_does_not_read_is_dropped(
 ) -> None:
     async with coordinator() as office:
         joined = await joined_to_a_run(office, spec, make_all(peers[0]))
-        error = await error_of(ask(joined, count(1)))
+        error = await error_of(probe_at(joined, count(1)))
         assert isinstance(error, Unavailable)
         assert "does not read" in error.message
         assert not (await swarm_status(office.channel)).members
 
 
-async def ask(joined: JoinedPeer, times: Iterable[int]) -> None:
+async def probe_at(joined: JoinedPeer, times: Iterable[int]) -> None:
     """Send requests whose replies nobody reads."""
     for time_us in times:
-        await joined.say(ClockProbe(time_us))
+        await joined.send(ClockProbe(time_us))
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
@@ -1266,21 +1266,21 @@ async def test_a_peer_of_an_older_version_is_told_so_and_never_known(
     async with coordinator() as office:
         joined = JoinedPeer(office.channel, peers[0])
         older = replace(joined.fake.hello(), protocol_version=PROTOCOL_VERSION - 1)
-        await joined.say(older)
+        await joined.send(older)
         with pytest.raises(VersionMismatch, match=f"update peer {older.peer_id} .pip install"):
-            await joined.hear()
+            await joined.receive()
         assert not (await swarm_status(office.channel)).members
 
 
 async def test_a_client_of_an_older_version_is_told_so() -> None:
     async with coordinator() as office:
-        asked: tuple[tuple[Method[Any, Any], object], ...] = (
+        requests: tuple[tuple[Method[Any, Any], object], ...] = (
             (WATCH, WatchRequest(protocol_version=0)),
             (CANCEL, CancelRequest(protocol_version=0)),
             (COLLECTED, CollectedRequest(run_id=RunId("run"), protocol_version=0)),
             (STATUS, StatusRequest(protocol_version=0)),
         )
-        for method, request in asked:
+        for method, request in requests:
             with pytest.raises(VersionMismatch, match="the client has an older one: update"):
                 await call(office.channel, method, request, DEADLINE_S)
 
@@ -1299,7 +1299,7 @@ async def test_a_malformed_message_costs_the_peer_its_stream(
 ) -> None:
     async with coordinator() as office:
         joined = await joined_to_a_run(office, spec, make_all(peers[0]))
-        await joined.say(PeerAlive(compute_s=-1.0))
+        await joined.send(PeerAlive(compute_s=-1.0))
         assert isinstance(await refused(joined), MalformedMessage)
         assert not (await swarm_status(office.channel)).members
 
@@ -1318,7 +1318,7 @@ async def test_a_failing_journal_ends_the_coordinator_and_nothing_is_said(
             joined = JoinedPeer(office.channel, make_all(peers[0]))
             await joined.hello()
             with pytest.raises(JournalError):
-                await joined.hear()
+                await joined.receive()
         assert isinstance(await running, JournalError)
 
 
@@ -1332,7 +1332,7 @@ async def test_time_passes_while_it_runs(spec: RunSpec, make_peer: type[FakePeer
         watcher = events(office.channel)
         while status_in(await anext(watcher)).detail != "gathering peers":
             pass
-        hearing = asyncio.ensure_future(joined.hear())
+        hearing = asyncio.ensure_future(joined.receive())
         while not hearing.done():
             office.clock.time_s += SETTLE_S / 4
             await asyncio.wait([hearing], timeout=TICK_S)
@@ -1351,7 +1351,7 @@ async def test_who_reaches_whom_is_asked_as_time_passes_and_decides_who_sits_whe
             await peer.hello()
         known.append(Connectivity(met={("a", "b"): Way.RELAYED, ("a", "c"): Way.PUNCHED}))
         await submit(office.channel, make_spec(num_blocks=3))
-        hearing = asyncio.ensure_future(joined[0].hear())
+        hearing = asyncio.ensure_future(joined[0].receive())
         while not hearing.done():
             office.clock.time_s += SETTLE_S / 4
             await asyncio.wait([hearing], timeout=TICK_S)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import NotFound
@@ -39,12 +39,12 @@ async def test_the_last_is_always_among_them(
     swarm.join(a, b)
     swarm.settle()
     service = CoordinatorService(journal, SystemClock())
-    told = service.losses(RUN, first, max_points)
-    steps = [one for one in told if isinstance(one, StepCommitted)]
+    losses = service.losses(RUN, first, max_points)
+    steps = [one for one in losses if isinstance(one, StepCommitted)]
     assert [one.step for one in steps] == expected
     known = {one.step: one.loss for one in swarm.steps()}
     assert all(one.loss == known[one.step] for one in steps)
-    evaluated = [one.step for one in told if not isinstance(one, StepCommitted)]
+    evaluated = [one.step for one in losses if not isinstance(one, StepCommitted)]
     assert evaluated == [step for step in (0, 3, 6, 9) if step >= first]
     with pytest.raises(NotFound, match="run-none is not known here"):
         service.losses(RunId("run-none"), 0, 1)

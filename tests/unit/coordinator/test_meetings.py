@@ -39,7 +39,7 @@ from swarm_ft.protocol.messages.meeting import (
 )
 
 RELAY = RelayPlace(endpoint="192.0.2.9:7000", probe_endpoint="192.0.2.9:7001")
-HERE, THERE = "192.0.2.1", "192.0.2.2"
+OWN_HOST, FAR_HOST = "192.0.2.1", "192.0.2.2"
 
 
 @pytest.fixture
@@ -58,43 +58,54 @@ def come(meetings: Meetings, name: str, host: str, *endpoints: str, varies: bool
 
 
 def meet(meetings: Meetings, one: str = "a", other: str = "b") -> dict[str, Meet]:
-    said = dict(meetings.on_message(one, MeetingRequest(name=other), 0.0))
-    return {name: message for name, message in said.items() if isinstance(message, Meet)}
+    messages = dict(meetings.on_message(one, MeetingRequest(name=other), 0.0))
+    return {name: message for name, message in messages.items() if isinstance(message, Meet)}
 
 
-def refusal(said: list[tuple[str, ToMember]]) -> str:
-    ((_, message),) = said
+def refusal(messages: list[tuple[str, ToMember]]) -> str:
+    ((_, message),) = messages
     assert isinstance(message, NoMeeting)
     return message.reason
 
 
 def test_both_sides_are_told_and_each_of_the_other(meetings: Meetings) -> None:
-    come(meetings, "a", HERE, f"{HERE}:1")
-    come(meetings, "b", THERE, f"{THERE}:2")
-    told = meet(meetings)
-    assert told["a"].meeting == told["b"].meeting
-    assert (told["a"].name, told["a"].is_caller, told["a"].ticket) == ("b", True, b"caller")
-    assert (told["b"].name, told["b"].is_caller, told["b"].ticket) == ("a", False, b"callee")
-    assert (told["a"].endpoints, told["b"].endpoints) == ((f"{THERE}:2",), (f"{HERE}:1",))
-    assert told["a"].may_punch
-    assert told["a"].relay == RELAY.endpoint
+    come(meetings, "a", OWN_HOST, f"{OWN_HOST}:1")
+    come(meetings, "b", FAR_HOST, f"{FAR_HOST}:2")
+    messages = meet(meetings)
+    assert messages["a"].meeting == messages["b"].meeting
+    assert (messages["a"].name, messages["a"].is_caller, messages["a"].ticket) == (
+        "b",
+        True,
+        b"caller",
+    )
+    assert (messages["b"].name, messages["b"].is_caller, messages["b"].ticket) == (
+        "a",
+        False,
+        b"callee",
+    )
+    assert (messages["a"].endpoints, messages["b"].endpoints) == (
+        (f"{FAR_HOST}:2",),
+        (f"{OWN_HOST}:1",),
+    )
+    assert messages["a"].may_punch
+    assert messages["a"].relay == RELAY.endpoint
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "endpoint", "is_told"),
+    ("own_host", "far_host", "endpoint", "is_sent"),
     [
-        (HERE, THERE, f"{THERE}:2", True),
-        (HERE, THERE, "198.51.100.7:2", False),
-        (HERE, THERE, "192.168.1.7:2000", False),
-        (HERE, HERE, "198.51.100.7:2", False),
-        (HERE, HERE, "127.0.0.1:2000", False),
+        (OWN_HOST, FAR_HOST, f"{FAR_HOST}:2", True),
+        (OWN_HOST, FAR_HOST, "198.51.100.7:2", False),
+        (OWN_HOST, FAR_HOST, "192.168.1.7:2000", False),
+        (OWN_HOST, OWN_HOST, "198.51.100.7:2", False),
+        (OWN_HOST, OWN_HOST, "127.0.0.1:2000", False),
         ("127.0.0.1", "127.0.0.1", "127.0.0.1:2000", True),
         ("127.0.0.1", "127.0.0.1", "127.0.0.1:80", False),
         ("127.0.0.1", "127.0.0.1", "127.0.0.2:2000", False),
         ("127.0.0.1", "127.0.0.1", "192.168.1.7:2000", False),
-        (HERE, "127.0.0.1", "127.0.0.1:2000", False),
+        (OWN_HOST, "127.0.0.1", "127.0.0.1:2000", False),
         ("192.168.1.7", "127.0.0.1", "127.0.0.1:2000", False),
-        (HERE, "192.168.1.7", "192.168.1.7:2000", False),
+        (OWN_HOST, "192.168.1.7", "192.168.1.7:2000", False),
         ("192.168.1.8", "192.168.1.7", "192.168.1.7:2000", True),
         ("192.168.1.8", "192.168.1.7", "192.168.1.9:2000", False),
         ("172.17.0.1", "172.17.0.1", "172.17.0.1:22", False),
@@ -103,30 +114,32 @@ def test_both_sides_are_told_and_each_of_the_other(meetings: Meetings) -> None:
     ],
 )
 def test_no_member_has_others_dialled(
-    meetings: Meetings, here: str, there: str, endpoint: str, *, is_told: bool
+    meetings: Meetings, own_host: str, far_host: str, endpoint: str, *, is_sent: bool
 ) -> None:
-    come(meetings, "a", here)
-    come(meetings, "b", there, endpoint)
-    told = meet(meetings)["a"]
-    assert (told.endpoints, told.house_endpoints) == ((endpoint,) if is_told else (), ())
+    come(meetings, "a", own_host)
+    come(meetings, "b", far_host, endpoint)
+    message = meet(meetings)["a"]
+    assert (message.endpoints, message.house_endpoints) == ((endpoint,) if is_sent else (), ())
 
 
 def test_private_endpoints_are_passed_on_within_one_public_address_apart(
     meetings: Meetings,
 ) -> None:
     private = ("192.168.1.7:80", "192.168.1.7:7000", "10.0.0.7:7000", "192.168.2.7:7000")
-    come(meetings, "a", HERE)
-    come(meetings, "b", HERE, f"{HERE}:2", *private, "192.168.1.1:8080")
-    come(meetings, "c", THERE)
-    told = meet(meetings)["a"]
-    assert told.endpoints == (f"{HERE}:2",)
-    assert told.house_endpoints == ("192.168.1.7:7000", "10.0.0.7:7000"), "one port, two addresses"
+    come(meetings, "a", OWN_HOST)
+    come(meetings, "b", OWN_HOST, f"{OWN_HOST}:2", *private, "192.168.1.1:8080")
+    come(meetings, "c", FAR_HOST)
+    message = meet(meetings)["a"]
+    assert message.endpoints == (f"{OWN_HOST}:2",)
+    assert message.house_endpoints == ("192.168.1.7:7000", "10.0.0.7:7000"), (
+        "one port, two addresses"
+    )
     assert meet(meetings, "c", "b")["c"].house_endpoints == ()
 
 
 def test_a_router_that_varies_is_not_punched(meetings: Meetings) -> None:
-    come(meetings, "a", HERE)
-    come(meetings, "b", THERE, varies=True)
+    come(meetings, "a", OWN_HOST)
+    come(meetings, "b", FAR_HOST, varies=True)
     assert not meet(meetings)["a"].may_punch
 
 
@@ -135,33 +148,33 @@ def leg(number: bytes, address: str, *, is_caller: bool = True) -> LegSeen:
 
 
 def test_what_the_relay_sees_is_passed_on_within_the_meeting(meetings: Meetings) -> None:
-    come(meetings, "a", HERE)
-    come(meetings, "b", THERE)
+    come(meetings, "a", OWN_HOST)
+    come(meetings, "b", FAR_HOST)
     number = meet(meetings)["a"].meeting
-    first, second = leg(number, f"{HERE}:999"), leg(number, f"{THERE}:888", is_caller=False)
+    first, second = leg(number, f"{OWN_HOST}:999"), leg(number, f"{FAR_HOST}:888", is_caller=False)
     assert meetings.leg_seen(RELAY.endpoint, first) == [
-        ("b", Punch(meeting=number, address=f"{HERE}:999"))
+        ("b", Punch(meeting=number, address=f"{OWN_HOST}:999"))
     ]
     assert meetings.leg_seen(RELAY.endpoint, second) == [
-        ("a", Punch(meeting=number, address=f"{THERE}:888"))
+        ("a", Punch(meeting=number, address=f"{FAR_HOST}:888"))
     ]
-    for again in (first, second, leg(number, f"{HERE}:1000")):
+    for again in (first, second, leg(number, f"{OWN_HOST}:1000")):
         assert meetings.leg_seen(RELAY.endpoint, again) == [], "once a side"
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "address", "is_told"),
+    ("own_host", "far_host", "address", "is_sent"),
     [
-        (HERE, THERE, "198.51.100.7:999", False),
-        (HERE, THERE, "127.0.0.1:9999", False),
-        (HERE, THERE, "192.168.1.7:9999", False),
-        (HERE, THERE, "[::ffff:192.0.2.1]:9999", False),
-        (HERE, HERE, "192.168.1.7:9999", False),
+        (OWN_HOST, FAR_HOST, "198.51.100.7:999", False),
+        (OWN_HOST, FAR_HOST, "127.0.0.1:9999", False),
+        (OWN_HOST, FAR_HOST, "192.168.1.7:9999", False),
+        (OWN_HOST, FAR_HOST, "[::ffff:192.0.2.1]:9999", False),
+        (OWN_HOST, OWN_HOST, "192.168.1.7:9999", False),
         ("127.0.0.1", "127.0.0.1", "127.0.0.1:9999", True),
         ("127.0.0.1", "127.0.0.1", "127.0.0.1:22", False),
         ("127.0.0.1", "127.0.0.1", "127.0.0.2:9999", False),
-        ("127.0.0.1", THERE, "127.0.0.1:9999", False),
-        ("192.168.1.7", THERE, "192.168.1.7:9999", False),
+        ("127.0.0.1", FAR_HOST, "127.0.0.1:9999", False),
+        ("192.168.1.7", FAR_HOST, "192.168.1.7:9999", False),
         # A machine takes a new IPv6 address every day; its call keeps the old one.
         ("2001:db8::1", "2001:db8:1::1", "[2001:db8::2]:999", True),
         ("2001:db8::1", "2001:db8:1::1", "[2001:db8:0:1::1]:999", False),
@@ -169,27 +182,27 @@ def test_what_the_relay_sees_is_passed_on_within_the_meeting(meetings: Meetings)
     ],
 )
 def test_a_leg_counts_at_the_members_own_address_alone(
-    meetings: Meetings, here: str, there: str, address: str, *, is_told: bool
+    meetings: Meetings, own_host: str, far_host: str, address: str, *, is_sent: bool
 ) -> None:
-    come(meetings, "a", here)
-    come(meetings, "b", there)
+    come(meetings, "a", own_host)
+    come(meetings, "b", far_host)
     number = meet(meetings)["a"].meeting
-    assert bool(meetings.leg_seen(RELAY.endpoint, leg(number, address))) == is_told
+    assert bool(meetings.leg_seen(RELAY.endpoint, leg(number, address))) == is_sent
 
 
 def test_a_leg_of_another_relay_or_no_meeting_is_passed_over(meetings: Meetings) -> None:
-    come(meetings, "a", HERE)
-    come(meetings, "b", THERE)
+    come(meetings, "a", OWN_HOST)
+    come(meetings, "b", FAR_HOST)
     number = meet(meetings)["a"].meeting
-    first = leg(number, f"{HERE}:999")
+    first = leg(number, f"{OWN_HOST}:999")
     assert meetings.leg_seen("192.0.2.8:7000", first) == []
-    assert meetings.leg_seen(RELAY.endpoint, leg(bytes(16), f"{HERE}:999")) == []
+    assert meetings.leg_seen(RELAY.endpoint, leg(bytes(16), f"{OWN_HOST}:999")) == []
     meetings.forget(MEETING_S)
     assert meetings.leg_seen(RELAY.endpoint, first) == []
 
 
 def test_who_is_not_of_a_meeting_does_not_end_it(meetings: Meetings) -> None:
-    for name, host in (("a", HERE), ("b", THERE), ("c", "192.0.2.3")):
+    for name, host in (("a", OWN_HOST), ("b", FAR_HOST), ("c", "192.0.2.3")):
         come(meetings, name, host)
     linked = Linked(meeting=meet(meetings)["a"].meeting, way=Way.PUNCHED, took_s=0.2)
     with pytest.raises(MalformedMessage, match="expected the number of its own meeting"):
@@ -201,19 +214,19 @@ def test_who_is_not_of_a_meeting_does_not_end_it(meetings: Meetings) -> None:
 
 
 def test_meetings_under_way_are_counted_by_member_and_by_pair(meetings: Meetings) -> None:
-    come(meetings, "a", HERE)
+    come(meetings, "a", OWN_HOST)
     others = [f"b{number}" for number in range(MAX_UNDER_WAY // MAX_WITH_ONE + 1)]
     for number, other in enumerate(others):
         come(meetings, other, f"198.51.100.{number}")
-    told = [meet(meetings, "a", others[0]) for _ in range(MAX_WITH_ONE)]
+    meets = [meet(meetings, "a", others[0]) for _ in range(MAX_WITH_ONE)]
     assert "open meetings" in refusal(meetings.on_message("a", MeetingRequest(name=others[0]), 0.0))
-    over = Linked(meeting=told[0]["a"].meeting, way=Way.DIRECT, took_s=0.1)
+    over = Linked(meeting=meets[0]["a"].meeting, way=Way.DIRECT, took_s=0.1)
     meetings.on_message("a", over, 0.0)
     assert meet(meetings, "a", others[0])
     for now_s, other in enumerate(others[1:], start=1):
         for _ in range(MAX_WITH_ONE):
-            said = meetings.on_message("a", MeetingRequest(name=other), 4.0 * now_s)
-    assert "this member has 64 open meetings" in refusal(said)
+            messages = meetings.on_message("a", MeetingRequest(name=other), 4.0 * now_s)
+    assert "this member has 64 open meetings" in refusal(messages)
     assert meet(meetings, others[0], "a"), "whom others call is not counted"
     assert len(meetings.on_message("a", MeetingRequest(name=others[-1]), UNDER_WAY_S)) == 2
 
@@ -245,38 +258,38 @@ def test_a_ticket_names_both_members_and_gives_no_name_away() -> None:
 
 def test_a_meeting_gets_the_relay_that_is_near_to_both(meetings: Meetings) -> None:
     near = RelayPlace(endpoint="192.0.2.8:7000", probe_endpoint="192.0.2.8:7001")
-    come(meetings, "a", HERE)
-    come(meetings, "b", THERE)
-    there = [ConnectedRelay(place=RELAY), ConnectedRelay(name="near", place=near)]
-    meetings.relays = lambda: tuple(there)
-    told = Relays(places=(RELAY, near))
-    assert meetings.relays_changed() == [("a", told), ("b", told)]
+    come(meetings, "a", OWN_HOST)
+    come(meetings, "b", FAR_HOST)
+    relays = [ConnectedRelay(place=RELAY), ConnectedRelay(name="near", place=near)]
+    meetings.relays = lambda: tuple(relays)
+    expected = Relays(places=(RELAY, near))
+    assert meetings.relays_changed() == [("a", expected), ("b", expected)]
     for name, near_s in (("a", 0.01), ("b", 0.02)):
         far = RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.02)
         close = RelayDistance(endpoint=near.endpoint, round_trip_s=near_s)
         meetings.on_message(name, RelayDistances(distances=(far, close)), 0.0)
     assert {message.relay for message in meet(meetings).values()} == {near.endpoint}
-    del there[1]
+    del relays[1]
     assert {message.relay for message in meet(meetings).values()} == {RELAY.endpoint}
-    there.clear()
+    relays.clear()
     assert {message.relay for message in meet(meetings).values()} == {None}
 
 
 def test_who_is_gone_is_not_waited_for(meetings: Meetings) -> None:
-    come(meetings, "a", HERE)
-    come(meetings, "b", THERE)
+    come(meetings, "a", OWN_HOST)
+    come(meetings, "b", FAR_HOST)
     meet(meetings)
-    ((told, message),) = meetings.remove_member("b")
-    assert told == "a"
+    ((member, message),) = meetings.remove_member("b")
+    assert member == "a"
     assert isinstance(message, NoMeeting)
     assert message.name == "b"
-    come(meetings, "b", THERE)
+    come(meetings, "b", FAR_HOST)
     meet(meetings)
     assert [*meetings.remove_member("a"), *meetings.remove_member("b")] == []
 
 
 def test_who_is_not_there_is_not_met_and_nobody_asks_without_end(meetings: Meetings) -> None:
-    come(meetings, "a", HERE)
+    come(meetings, "a", OWN_HOST)
     assert refusal(meetings.on_message("a", MeetingRequest(name="b"), 0.0)) == "it is not connected"
     assert (
         refusal(meetings.on_message("a", MeetingRequest(name="a"), 0.0))
@@ -289,7 +302,7 @@ def test_who_is_not_there_is_not_met_and_nobody_asks_without_end(meetings: Meeti
 
 
 def test_who_calls_anew_has_asked_as_often_as_before(meetings: Meetings) -> None:
-    for host in (HERE, THERE):  # from another address, too
+    for host in (OWN_HOST, FAR_HOST):  # from another address, too
         come(meetings, "a", host)
         for _ in range(MAX_WANTS // 2):
             assert (
@@ -297,9 +310,9 @@ def test_who_calls_anew_has_asked_as_often_as_before(meetings: Meetings) -> None
                 == "it is not connected"
             )
         meetings.remove_member("a")
-    come(meetings, "a", HERE)
+    come(meetings, "a", OWN_HOST)
     assert "more than 4" in refusal(meetings.on_message("a", MeetingRequest(name="b"), 0.0))
-    come(meetings, "another", HERE)
+    come(meetings, "another", OWN_HOST)
     assert (
         refusal(meetings.on_message("another", MeetingRequest(name="b"), 0.0))
         == "it is not connected"
@@ -308,12 +321,12 @@ def test_who_calls_anew_has_asked_as_often_as_before(meetings: Meetings) -> None
 
 def test_who_comes_again_and_again_has_nobody_tried_without_end(meetings: Meetings) -> None:
     for name in "abcd":
-        came(meetings, name)
+        add_member(meetings, name)
     tried = 0
     for _ in range(MAX_WANTS):
         meetings.remove_member("d")
         meetings.forget(1e6)
-        tried += len(came(meetings, "d"))
+        tried += len(add_member(meetings, "d"))
     assert tried <= MAX_WANTS
 
 
@@ -323,7 +336,7 @@ def test_who_comes_again_and_again_has_nobody_tried_without_end(meetings: Meetin
 MEASURED = RelayDistances(distances=(RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.04),))
 
 
-def came(
+def add_member(
     meetings: Meetings,
     name: str,
     *endpoints: str,
@@ -333,13 +346,13 @@ def came(
 ) -> list[str]:
     """Add a peer that reports its relays, and return the peers with which it starts trials."""
     host = host or f"198.51.100.{ord(name)}"
-    told = Reachable(endpoints=endpoints)
-    said = meetings.add_member(name, host, told, is_peer=True)
-    assert said == [(name, Relays(places=(RELAY,)))]
+    reachable = Reachable(endpoints=endpoints)
+    messages = meetings.add_member(name, host, reachable, is_peer=True)
+    assert messages == [(name, Relays(places=(RELAY,)))]
     if varies:
-        meetings.on_message(name, replace(told, mapping_varies=True), 0.0)
-    said = meetings.on_message(name, measured, 0.0)
-    meets = [(to, message) for to, message in said if isinstance(message, Meet)]
+        meetings.on_message(name, replace(reachable, mapping_varies=True), 0.0)
+    messages = meetings.on_message(name, measured, 0.0)
+    meets = [(to, message) for to, message in messages if isinstance(message, Meet)]
     tried = [message.name for to, message in meets if message.is_caller]
     assert [(to, message.name) for to, message in meets if not message.is_caller] == [
         (other, name) for other in tried
@@ -353,23 +366,25 @@ def linked(meetings: Meetings, one: str, other: str, way: Way) -> None:
 
 
 def test_a_peer_that_comes_tries_those_of_whom_only_that_tells(meetings: Meetings) -> None:
-    come(meetings, "client", HERE)
-    assert came(meetings, "a") == []
-    assert came(meetings, "open", "198.51.100.7:1", host="198.51.100.7") == []
-    assert came(meetings, "b") == ["a"]
-    assert came(meetings, "v", varies=True) == []
-    assert came(meetings, "c") == ["b", "a"]
+    come(meetings, "client", OWN_HOST)
+    assert add_member(meetings, "a") == []
+    assert add_member(meetings, "open", "198.51.100.7:1", host="198.51.100.7") == []
+    assert add_member(meetings, "b") == ["a"]
+    assert add_member(meetings, "v", varies=True) == []
+    assert add_member(meetings, "c") == ["b", "a"]
     meetings.remove_member("a")
-    assert came(meetings, "l", measured=RelayDistances()) == [], "it has no relay to punch with"
-    assert came(meetings, "d") == ["c", "b"]
+    assert add_member(meetings, "l", measured=RelayDistances()) == [], (
+        "it has no relay to punch with"
+    )
+    assert add_member(meetings, "d") == ["c", "b"]
     assert meetings.on_message("d", MEASURED, 0.0) == [], "once is enough"
     meetings.add_member("e", "198.51.100.7", Reachable(), is_peer=True)
-    assert came(meetings, "f") == ["d", "c", "b"], "e has not looked around yet"
+    assert add_member(meetings, "f") == ["d", "c", "b"], "e has not looked around yet"
 
 
 def test_of_many_the_last_are_tried_and_it_counts_as_asking(meetings: Meetings) -> None:
     names = [chr(ord("A") + i) for i in range(MAX_TRIALS + 3)]
-    tried = [came(meetings, name) for name in names][-1]
+    tried = [add_member(meetings, name) for name in names][-1]
     assert tried == names[-2 : -2 - MAX_TRIALS : -1]
     for _ in range(MAX_WANTS - MAX_TRIALS):
         meetings.on_message(names[-1], MeetingRequest(name="nobody"), 0.0)
@@ -380,25 +395,25 @@ def test_of_many_the_last_are_tried_and_it_counts_as_asking(meetings: Meetings) 
 
 def test_where_many_meet_nobody_tries_what_nobody_needs(meetings: Meetings) -> None:
     for name in "ab":
-        came(meetings, name)
+        add_member(meetings, name)
     for i in range(BUSY_MEETINGS - 2):
-        asked = meetings.on_message("ab"[i % 2], MeetingRequest(name="ba"[i % 2]), 1e3 * i)
-        assert len(asked) == 2
-    assert came(meetings, "c") == ["b"], "one place is left"
-    assert came(meetings, "d") == []
+        messages = meetings.on_message("ab"[i % 2], MeetingRequest(name="ba"[i % 2]), 1e3 * i)
+        assert len(messages) == 2
+    assert add_member(meetings, "c") == ["b"], "one place is left"
+    assert add_member(meetings, "d") == []
     meetings.forget(1e6)
-    assert came(meetings, "e") == ["d", "c", "b", "a"]
+    assert add_member(meetings, "e") == ["d", "c", "b", "a"]
 
 
 def test_what_is_known_is_told_as_one_value_until_it_changes(meetings: Meetings) -> None:
     assert meetings.known() == Connectivity()
-    came(meetings, "a", f"{HERE}:1", "192.168.1.7:1", host=HERE)
-    came(meetings, "b", "192.168.1.7:1")
-    came(meetings, "near", "10.0.0.7:1", host="10.0.0.7")
+    add_member(meetings, "a", f"{OWN_HOST}:1", "192.168.1.7:1", host=OWN_HOST)
+    add_member(meetings, "b", "192.168.1.7:1")
+    add_member(meetings, "near", "10.0.0.7:1", host="10.0.0.7")
     linked(meetings, "b", "a", Way.RELAYED)
     known = meetings.known()
     assert known.homes == {
-        "a": NatInfo(house=HERE, is_open=True, is_open_within=True),
+        "a": NatInfo(house=OWN_HOST, is_open=True, is_open_within=True),
         "b": NatInfo(house="198.51.100.98", is_open_within=True),
         "near": NatInfo(house="", is_open_within=True),
     }
@@ -410,7 +425,7 @@ def test_what_is_known_is_told_as_one_value_until_it_changes(meetings: Meetings)
 
 def test_what_was_seen_is_forgotten_when_a_member_is_reached_otherwise(meetings: Meetings) -> None:
     for name in "abc":
-        came(meetings, name)
+        add_member(meetings, name)
     linked(meetings, "a", "b", Way.RELAYED)
     linked(meetings, "b", "c", Way.RELAYED)
     meetings.on_message("a", Reachable(endpoints=("198.51.100.97:7",)), 0.0)
@@ -426,8 +441,8 @@ def test_what_was_seen_is_forgotten_when_a_member_is_reached_otherwise(meetings:
 
 
 def test_only_so_many_pairs_are_remembered_the_last_ones(meetings: Meetings) -> None:
-    came(meetings, "a")
-    came(meetings, "b")
+    add_member(meetings, "a")
+    add_member(meetings, "b")
     meetings.ways = {("x", str(i)): Way.DIRECT for i in range(MAX_WAYS)}
     linked(meetings, "a", "b", Way.RELAYED)
     assert len(meetings.ways) == MAX_WAYS

@@ -63,20 +63,20 @@ def caller(name: str) -> Caller:
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_kind_has_a_sentence_and_hides_what_is_private(kind: Kind) -> None:
-    told = full(kind)
-    words = as_text(told)
+    filled = full(kind)
+    words = as_text(filled)
     assert words
     assert "None" not in words
-    hidden = as_text(redacted(told, lambda _: False))
+    hidden = as_text(redacted(filled, lambda _: False))
     assert SECRET not in hidden
     assert "1234" not in hidden.replace(",", "")
     assert "None" not in hidden
     assert bool(hidden) == (kind is not Kind.RECORDED_TEXT), "its text is all that it has"
-    assert redacted(told, lambda run_id: run_id == RUN) == told
+    assert redacted(filled, lambda run_id: run_id == RUN) == filled
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("cause", "words"),
     [
         (missing("2-4"), "waiting for layers 2-4"),
         (
@@ -169,8 +169,8 @@ def test_every_kind_has_a_sentence_and_hides_what_is_private(kind: Kind) -> None
         (reason(Kind.RESULTS_KEPT, amount=1), "1 peer keeps a result until a client fetches it"),
     ],
 )
-def test_sentences(told: Reason, words: str) -> None:
-    assert as_text(told) == words
+def test_sentences(cause: Reason, words: str) -> None:
+    assert as_text(cause) == words
 
 
 def test_nothing_has_no_words_and_an_event_has_those_of_its_kind() -> None:
@@ -247,14 +247,14 @@ def test_watchers_of_a_run_see_no_text_of_another(make_spec: MakeSpec) -> None:
 def test_a_run_that_went_back_is_told_with_its_remedy() -> None:
     why = reason(Kind.WEIGHTS_LOST, layers="2-4", parts=(reason(Kind.PEER_LEFT, "b"),))
     remedy = reason(Kind.REMEDY_SAVE_STEPS, layers="2-4", amount=2)
-    told = reason(Kind.WENT_BACK, step=4, amount=5, parts=(why, remedy))
-    assert event_of(RUN, told) == Rollback(
+    rollback = reason(Kind.WENT_BACK, step=4, amount=5, parts=(why, remedy))
+    assert event_of(RUN, rollback) == Rollback(
         from_step=StepNumber(5),
         to_step=StepNumber(4),
         why="no peer has the weights of layers 2-4 any more: peer b left",
         remedy="another peer for layers 2-4, or more frequent snapshots (--save-steps 2 now)",
     )
-    assert as_text(told).startswith("went back from step 5 to step 4 because no peer has")
+    assert as_text(rollback).startswith("went back from step 5 to step 4 because no peer has")
 
 
 def test_peers_get_sentences_without_texts() -> None:
@@ -265,8 +265,8 @@ def test_peers_get_sentences_without_texts() -> None:
     idle = message_to_peer(Idle(reason=reason(Kind.PEER_MISFIT, text=SECRET, run_id=RUN)))
     assert idle == StayIdle(reason="this peer cannot host run-1")
     going = reason(Kind.GOES_AFTER_STEP, layers="2-4", run_id=RUN)
-    told = message_to_peer(Progress(may_go=False, reason=going, seconds=2.0))
-    assert isinstance(told, LeaveProgress)
-    assert (told.may_go, told.seconds) == (False, 2.0)
-    assert told.words.startswith("run-1, layers 2-4: nothing is lost")
+    message = message_to_peer(Progress(may_go=False, reason=going, seconds=2.0))
+    assert isinstance(message, LeaveProgress)
+    assert (message.may_go, message.seconds) == (False, 2.0)
+    assert message.words.startswith("run-1, layers 2-4: nothing is lost")
     assert message_to_peer(Progress(may_go=True)) == LeaveProgress(may_go=True, words="")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.coordinator import relays
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import ConnectedRelay, nearest
@@ -133,9 +133,9 @@ async def test_a_relay_is_one_from_its_first_word_to_its_last(hub: Hub) -> None:
     credentials = SWARM.member(Role.RELAY)
     name = key_name(credentials.certificate)
     async with hub.call(credentials) as stream:
-        told = await welcome(stream)
-        assert public_key(told.ticket_key) == KEY.public_key()
-        assert told.endpoint == HELLO.endpoint
+        welcomed = await welcome(stream)
+        assert public_key(welcomed.ticket_key) == KEY.public_key()
+        assert welcomed.endpoint == HELLO.endpoint
         assert hub.introductions.relays.present == (), "it may not have the key yet"
         await stream.send(RelayCarries(links=3, relayed_bytes=4))
         assert await hub.changes.get() == (name,)
@@ -168,8 +168,8 @@ async def test_the_newest_call_of_a_relay_counts(hub: Hub) -> None:
         await welcome(older)
         await older.send(RelayCarries())
         await hub.changes.get()
-        elsewhere = RelayHello(endpoint="127.0.0.1:9", probe_endpoint="127.0.0.1:10")
-        assert "is connected already" in (await refusal(hub, credentials, elsewhere)).message
+        other_hello = RelayHello(endpoint="127.0.0.1:9", probe_endpoint="127.0.0.1:10")
+        assert "is connected already" in (await refusal(hub, credentials, other_hello)).message
         async with hub.call(credentials) as newer:
             await welcome(newer)
             await older.send(RelayCarries())

@@ -47,7 +47,7 @@ def peers(make_peer: type[FakePeer]) -> list[FakePeer]:
 def break_decisions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[Callable[[Transition], bool]], None]:
-    """Make every decision raise for which a test says so."""
+    """Make the decisions raise that a test selects."""
 
     def make(raises: Callable[[Transition], bool]) -> None:
         sound = snapshot_keepers.reconcile
@@ -120,8 +120,8 @@ async def test_a_bug_that_no_run_explains_ends_the_coordinator(
         assert office.service.status(StatusRequest()).runs[0].phase is not RunPhase.FAILED
 
 
-async def everything_heard(joined: JoinedPeer) -> None:
-    while await joined.hear() is not None:
+async def everything_received(joined: JoinedPeer) -> None:
+    while await joined.receive() is not None:
         pass
 
 
@@ -141,9 +141,9 @@ async def test_a_stranger_to_a_run_cannot_fail_it(
 
         monkeypatch.setattr(Transition, "set_run", keep)
         failed = StageFailed(run_id=BAD, attempt=Attempt(1), code="bad-model", message="")
-        await stranger.say(failed)
+        await stranger.send(failed)
         with pytest.raises(SwarmError):
-            await everything_heard(stranger)
+            await everything_received(stranger)
         monkeypatch.undo()
         assert office.service.status(StatusRequest()).runs[0].phase is not RunPhase.FAILED
 

@@ -20,14 +20,14 @@ class Source:
 
     def __init__(self) -> None:
         self.state: object = object()
-        self.asked: list[tuple[StatusRequest, str]] = []
+        self.requests: list[tuple[StatusRequest, str]] = []
         self.frames = StatusFrames(self.make, lambda: self.state)
 
     def make(self, page: StatusRequest, caller: Caller | None) -> bytes:
-        self.asked.append((page, caller.name if caller else ""))
-        return b"%d" % len(self.asked)
+        self.requests.append((page, caller.name if caller else ""))
+        return b"%d" % len(self.requests)
 
-    async def ask(self, count: int, page: StatusRequest = PAGE) -> set[bytes]:
+    async def request(self, count: int, page: StatusRequest = PAGE) -> set[bytes]:
         return set(await asyncio.gather(*(self.frames.frame(page, ME) for _ in range(count))))
 
     def something_happens(self) -> None:
@@ -44,20 +44,20 @@ def still(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("still")
 async def test_sixteen_at_once_cost_one() -> None:
     source = Source()
-    assert await source.ask(16) == {b"1"}
-    assert len(source.asked) == 1
+    assert await source.request(16) == {b"1"}
+    assert len(source.requests) == 1
 
 
 @pytest.mark.usefixtures("still")
 async def test_an_answer_is_fresh_when_something_happened_and_few_are_asked_for() -> None:
     source = Source()
     for number in range(1, watching.FRESH_BURST + 1):
-        assert await source.ask(1) == {b"%d" % number}
+        assert await source.request(1) == {b"%d" % number}
         source.something_happens()
-    for _ in range(1_000):  # it asks too often: it gets the last one again
-        assert await source.ask(1) == {b"%d" % watching.FRESH_BURST}
+    for _ in range(1_000):  # too many requests: it gets the last one again
+        assert await source.request(1) == {b"%d" % watching.FRESH_BURST}
         source.something_happens()
-    assert len(source.asked) == watching.FRESH_BURST
+    assert len(source.requests) == watching.FRESH_BURST
 
 
 @pytest.mark.usefixtures("still")
@@ -66,7 +66,7 @@ async def test_callers_get_their_own_answers() -> None:
     for caller in (ME, OTHER, None, ME, OTHER, None):
         await source.frames.frame(PAGE, caller)
     await source.frames.frame(NEXT_PAGE, ME)
-    assert source.asked == [(PAGE, "me"), (PAGE, "other"), (PAGE, ""), (NEXT_PAGE, "me")]
+    assert source.requests == [(PAGE, "me"), (PAGE, "other"), (PAGE, ""), (NEXT_PAGE, "me")]
 
 
 async def test_who_asks_too_often_waits_for_a_page_that_it_has_not_seen(
@@ -86,6 +86,6 @@ async def test_frames_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "FRESH_BURST", 1_000)
     source = Source()
     for run in range(watching.MAX_FRAMES + 1):
-        await source.ask(1, StatusRequest(first_run=run))
-    await source.ask(1, StatusRequest(first_run=0))
-    assert len(source.asked) == watching.MAX_FRAMES + 2
+        await source.request(1, StatusRequest(first_run=run))
+    await source.request(1, StatusRequest(first_run=0))
+    assert len(source.requests) == watching.MAX_FRAMES + 2

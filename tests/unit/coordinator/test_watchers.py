@@ -29,7 +29,7 @@ def committed(step: int) -> StepCommitted:
 
 
 def timeline(step: int, *, run: RunId = RUN, num_dropped: int = 0) -> PeerTimeline:
-    told = StepTimeline(
+    step_timeline = StepTimeline(
         run_id=run,
         attempt=Attempt(1),
         step=StepNumber(step),
@@ -38,7 +38,7 @@ def timeline(step: int, *, run: RunId = RUN, num_dropped: int = 0) -> PeerTimeli
         spans=THREE,
         num_dropped=num_dropped,
     )
-    return PeerTimeline(peer_id=PeerId("a"), layers=LayerRange(0, 2), timeline=told)
+    return PeerTimeline(peer_id=PeerId("a"), layers=LayerRange(0, 2), timeline=step_timeline)
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ async def test_what_a_slow_reader_misses_is_counted_in_the_next_it_gets(
         for step in range(4):
             watchers.trace(timeline(step, num_dropped=10))
         watchers.publish(RUN, committed(3))
-        told = [await slow.next() for _ in range(3)]
-        assert told == [timeline(0, num_dropped=10), timeline(1, num_dropped=10), committed(3)]
+        events = [await slow.next() for _ in range(3)]
+        assert events == [timeline(0, num_dropped=10), timeline(1, num_dropped=10), committed(3)]
         for step in (4, 5):
             watchers.trace(timeline(step))
         missed = 2 * (len(THREE) + 10)
@@ -119,9 +119,9 @@ async def test_a_count_stays_in_its_field(
             watchers.trace(many)
         await slow.next()
         watchers.trace(many)
-        told = await slow.next()
-        assert isinstance(told, PeerTimeline)
-        assert told.timeline.num_dropped == 2**32 - 1
+        event = await slow.next()
+        assert isinstance(event, PeerTimeline)
+        assert event.timeline.num_dropped == 2**32 - 1
 
 
 async def test_a_watcher_that_does_not_read_is_dropped_and_told_so(

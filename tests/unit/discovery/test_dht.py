@@ -277,7 +277,7 @@ async def test_hostile_records_of_another_node_hide_nobody() -> None:
 # ---- leaving
 
 
-async def ask_for_ever(directory: DhtDirectory) -> None:
+async def look_up_for_ever(directory: DhtDirectory) -> None:
     while True:
         await directory.find(Role.PEER)
 
@@ -292,7 +292,7 @@ async def test_a_dead_daemon_is_unavailable_and_closing_does_not_hang(
         os.kill(daemon, signal.SIGKILL)
         async with asyncio.timeout(5.0):
             with pytest.raises(Unavailable, match="has ended"):
-                await ask_for_ever(directory)
+                await look_up_for_ever(directory)
             with pytest.raises(Unavailable, match="has ended"):
                 await directory.announce(Role.PEER, "p", "127.0.0.1:7001")
             await directory.withdraw(Role.PEER, "p")
@@ -391,17 +391,17 @@ def _daemons_of(directory: Path) -> list[int]:
 async def test_a_record_that_nobody_took_is_offered_again(
     monkeypatch: pytest.MonkeyPatch, unanswered: int, is_taken: bool
 ) -> None:
-    store, asked = DHTNode.store, []
+    store, stored_keys = DHTNode.store, []
 
     async def busy_at_first(node: Any, *args: Any, **options: Any) -> bool:
-        asked.append(args)
-        return len(asked) > unanswered and await store(node, *args, **options)
+        stored_keys.append(args)
+        return len(stored_keys) > unanswered and await store(node, *args, **options)
 
     async with opened() as directory:
         monkeypatch.setattr(DHTNode, "store", busy_at_first)
         with contextlib.nullcontext() if is_taken else pytest.raises(Unavailable, match="not take"):
             await directory.announce(Role.PEER, "p", "127.0.0.1:7001")
-        assert len(asked) == 3
+        assert len(stored_keys) == 3
         assert await directory.find(Role.PEER) == ({"p": "127.0.0.1:7001"} if is_taken else {})
         monkeypatch.undo()
 

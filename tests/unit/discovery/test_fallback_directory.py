@@ -18,7 +18,7 @@ FIRST, SECOND = "192.0.2.1:7000", "192.0.2.2:7000"
 Silence = dict[str, str] | Exception | None
 
 
-class Told:
+class RecordedLog:
     """A DHT with configured answers."""
 
     def __init__(self, found: Silence = None) -> None:
@@ -48,11 +48,11 @@ class Told:
 
 
 @asynccontextmanager
-async def entered(*dhts: Told | Exception | None) -> AsyncIterator[FallbackDirectory]:
+async def entered(*dhts: RecordedLog | Exception | None) -> AsyncIterator[FallbackDirectory]:
     """Yield a directory that joins these DHTs one after the other; None does not answer."""
     coming = iter(dhts)
 
-    async def open_dht() -> Told:
+    async def open_dht() -> RecordedLog:
         dht = next(coming)
         if dht is None:
             await asyncio.Event().wait()
@@ -76,7 +76,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_where_the_coordinator_last_was_counts_when_nobody_tells() -> None:
-    dht = Told()
+    dht = RecordedLog()
     async with entered(dht) as directory:
         assert await find_coordinator(directory) == FIRST
         dht.found = {COORDINATOR_NAME: SECOND}
@@ -88,7 +88,7 @@ async def test_where_the_coordinator_last_was_counts_when_nobody_tells() -> None
 
 
 async def test_a_dht_that_is_lost_is_entered_anew_and_told_again() -> None:
-    lost, back = Told(), Told()
+    lost, back = RecordedLog(), RecordedLog()
     async with asyncio.timeout(10), entered(lost, DirectoryUnreachable("away"), back) as directory:
         await directory.announce(Role.PEER, "p", "192.0.2.7:7001")
         assert lost.announced.is_set()
@@ -100,7 +100,7 @@ async def test_a_dht_that_is_lost_is_entered_anew_and_told_again() -> None:
 
 
 async def test_a_member_goes_on_without_a_dht_until_there_is_one() -> None:
-    late = Told({COORDINATOR_NAME: SECOND})
+    late = RecordedLog({COORDINATOR_NAME: SECOND})
     async with asyncio.timeout(10), entered(DirectoryUnreachable("dark"), late) as directory:
         await directory.announce(Role.PEER, "p", "192.0.2.7:7001")
         assert await directory.find(Role.PEER) == {}
@@ -116,13 +116,13 @@ async def test_nobody_waits_for_a_dht_that_says_nothing(monkeypatch: pytest.Monk
 
 
 async def test_a_dht_that_does_not_take_what_is_announced_is_left() -> None:
-    class Full(Told):
+    class Full(RecordedLog):
         async def announce(self, role: Role, name: str, endpoint: str) -> None:
             raise Unavailable("no room")
 
-    full, good = Full(), Told()
-    gone = DirectoryUnreachable("dark")
-    async with asyncio.timeout(10), entered(gone, full, good) as directory:
+    full, good = Full(), RecordedLog()
+    unreachable = DirectoryUnreachable("dark")
+    async with asyncio.timeout(10), entered(unreachable, full, good) as directory:
         await directory.announce(Role.PEER, "p", "192.0.2.7:7001")
         await good.announced.wait()
         assert full.abandoned.is_set()

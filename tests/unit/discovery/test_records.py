@@ -62,6 +62,6 @@ def test_a_flood_of_records_is_cut(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(directory, "MAX_RECORDS", 5)
-    kept = readable_records((f"p{i}", "host:1") for i in range(1000))
-    assert len(kept) == 5
+    records = readable_records((f"p{i}", "host:1") for i in range(1000))
+    assert len(records) == 5
     assert "records_cut limit=5" in caplog.text

@@ -1,4 +1,4 @@
-"""The fault injector breaks what its script says, there, then, and nothing else."""
+"""The fault injector breaks the streams of its script, and nothing else."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

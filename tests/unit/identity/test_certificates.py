@@ -42,19 +42,19 @@ def holder(role: Role, key: PrivateKey, name: str | None = None) -> Caller:
     return Caller(role=role, name=name or name_of(key.public_key()), key=key.public_key())
 
 
-def issued(who: Caller) -> Certificate:
-    return issue(AUTHORITY, KEY, who, NOW)
+def issued(caller: Caller) -> Certificate:
+    return issue(AUTHORITY, KEY, caller, NOW)
 
 
 @pytest.mark.parametrize("role", [Role.PEER, Role.CLIENT])
 def test_the_authoritys_word_counts(role: Role) -> None:
-    who = holder(role, new_key())
-    assert caller_of(issued(who), AUTHORITY) == who
+    caller = holder(role, new_key())
+    assert caller_of(issued(caller), AUTHORITY) == caller
 
 
 def test_there_is_a_certificate_for_the_coordinator_too() -> None:
-    who = holder(Role.COORDINATOR, new_key(), COORDINATOR_NAME)
-    assert caller_of(issued(who), AUTHORITY) == who
+    caller = holder(Role.COORDINATOR, new_key(), COORDINATOR_NAME)
+    assert caller_of(issued(caller), AUTHORITY) == caller
 
 
 def test_a_stranger_with_the_same_names_is_nobody() -> None:
@@ -93,9 +93,9 @@ def test_a_peer_has_its_keys_name_and_no_other() -> None:
 
 def test_other_keys_are_refused() -> None:
     key = rsa.generate_private_key(65537, 2048)
-    who = Caller(role=Role.PEER, name="x", key=key.public_key())  # type: ignore[arg-type]
+    caller = Caller(role=Role.PEER, name="x", key=key.public_key())  # type: ignore[arg-type]
     with pytest.raises(NotAllowed, match="P-256"):
-        caller_of(issued(who), AUTHORITY)
+        caller_of(issued(caller), AUTHORITY)
 
 
 def test_a_certificate_lasts_a_day_and_is_renewed_in_time() -> None:
@@ -138,13 +138,13 @@ def shown_over_tls(
     client.load_verify_locations(cadata=to_pem(trusted).decode())
     client.verify_flags = ssl.VerifyFlags(flags)
     server.load_cert_chain(folder / "shown.pem")
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asks = client.wrap_bio(back, there, server_hostname=host)
-    answers = server.wrap_bio(there, back, server_side=True)
-    for one in (asks, answers, asks, answers):
+    out, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client_side = client.wrap_bio(back, out, server_hostname=host)
+    answers = server.wrap_bio(out, back, server_side=True)
+    for one in (client_side, answers, client_side, answers):
         with suppress(ssl.SSLWantReadError):
             one.do_handshake()
-    return asks.version() or ""
+    return client_side.version() or ""
 
 
 STRICT = ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN

@@ -23,8 +23,8 @@ def test_a_record_proves_itself() -> None:
 
 
 def test_it_is_taken_back_by_its_own_key() -> None:
-    gone = Signer(KEY).signed(Role.PEER, "", 1_800_000_000)
-    assert read(gone, 1_800_000_000) == ""
+    withdrawn = Signer(KEY).signed(Role.PEER, "", 1_800_000_000)
+    assert read(withdrawn, 1_800_000_000) == ""
 
 
 def test_it_is_of_one_role_one_name_and_one_time() -> None:

@@ -51,7 +51,7 @@ def port_of(found: HttpAddresses) -> int:
     return int(found.address.partition("/?")[0].rpartition(":")[2])
 
 
-def here(found: HttpAddresses) -> str:
+def local_address(found: HttpAddresses) -> str:
     """Return the address with a name that leads to this machine."""
     return found.address.replace("swarm.example.org", "127.0.0.1")
 
@@ -74,7 +74,7 @@ async def test_the_printed_name_is_one_that_it_is_called_by(authority: Authority
     async with far(authority) as found, comparing(found) as session:
         for name, status in (("swarm.example.org", 200), ("evil.example", 401)):
             headers = {"Host": f"{name}:{port_of(found)}"}
-            async with session.get(here(found), headers=headers) as got:
+            async with session.get(local_address(found), headers=headers) as got:
                 assert got.status == status
 
 
@@ -82,7 +82,7 @@ async def test_another_certificate_is_told_from_it(authority: Authority, tmp_pat
     other = Authority.make(tmp_path / "others").web(NAMES).fingerprint
     async with far(authority) as found, comparing(HttpAddresses(fingerprint=other)) as session:
         with pytest.raises(aiohttp.ServerFingerprintMismatch):
-            await session.get(here(found))
+            await session.get(local_address(found))
 
 
 async def test_who_trusts_the_authority_need_not_compare(authority: Authority) -> None:
@@ -91,7 +91,7 @@ async def test_who_trusts_the_authority_need_not_compare(authority: Authority) -
     async with (
         far(authority) as found,
         aiohttp.ClientSession() as session,
-        session.get(here(found), ssl=context) as got,
+        session.get(local_address(found), ssl=context) as got,
     ):
         assert got.status == 200
 
@@ -101,7 +101,7 @@ async def test_a_browser_warns_shows_the_printed_fingerprint_and_goes_on(
     authority: Authority, tmp_path: Path
 ) -> None:
     async with far(authority) as found, browser(tmp_path / "browser") as tab:
-        shown = from_pem((await tab.warned_of(here(found))).encode())
+        shown = from_pem((await tab.warned_of(local_address(found))).encode())
         assert shown_fingerprint(shown) == found.fingerprint
         await tab.go_on()
         await tab.until("document.body?.innerText.includes('Contributions')")
@@ -126,10 +126,10 @@ async def test_plain_http_gets_nothing(authority: Authority) -> None:
     async with far(authority) as found:
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(found))
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        said = await everything(reader)
+        received = await everything(reader)
         writer.close()
-    assert b"HTTP" not in said
-    assert len(said) <= 7, "more than an alert of TLS"
+    assert b"HTTP" not in received
+    assert len(received) <= 7, "more than an alert of TLS"
 
 
 async def everything(reader: asyncio.StreamReader) -> bytes:
@@ -150,13 +150,13 @@ async def test_an_address_may_try_a_few_tokens_a_minute(
 
         wrong = f"https://127.0.0.1:{port_of(found)}/?token=wrong"
         assert [await tries(wrong) for _ in range(TRIES + 1)] == [401] * TRIES + [429]
-        assert await tries(here(found)) == 429, "the right one told what is right"
+        assert await tries(local_address(found)) == 429, "the right one told what is right"
         token = json.dumps({"token": "wrong"})
         async with session.post(f"https://127.0.0.1:{port_of(found)}/session", data=token) as got:
             assert await got.text() == ("one machine has 5 tries a minute; try again in 12 s\n")
         assert "127.0.0.1 tried a used or wrong address of the page" in caplog.text
         clock.advance(1 / TRIES_PER_S)
-        assert await tries(here(found)) == 200
+        assert await tries(local_address(found)) == 200
 
 
 async def test_whoever_is_in_is_not_kept_out_by_tries(authority: Authority) -> None:
@@ -198,10 +198,10 @@ async def test_who_is_let_in_stays(authority: Authority, monkeypatch: pytest.Mon
     monkeypatch.setattr(connection_limiter, "STRANGER_S", 2.0)
     async with far(authority) as found, comparing(found) as session:
         await enter_here(session, found)
-        async with session.get(f"https://127.0.0.1:{port_of(found)}/live") as told:
+        async with session.get(f"https://127.0.0.1:{port_of(found)}/live") as response:
             begun_s = asyncio.get_running_loop().time()
             while asyncio.get_running_loop().time() < begun_s + 2.5:
-                assert await told.content.readline()
+                assert await response.content.readline()
 
 
 @pytest.mark.parametrize("place", ["page", "metrics"])

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarm_ft.api.coordinator_process import DOCUMENTS
-from swarm_ft.clock import Clock, SystemClock
+from swarm_ft.base.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import READY_S, CoordinatorService
 from swarm_ft.errors import BadOption, PortInUse
@@ -245,20 +245,20 @@ async def test_what_happens_is_told_live_and_goes_on_where_it_was() -> None:
     async with answering() as found, browsing() as session:
         await enter(session, found)
         address = f"{origin_of(found)}/live"
-        async with session.get(address) as told:
-            assert told.headers["Content-Type"] == "text/event-stream"
-            event, fields = await next_message(told)
+        async with session.get(address) as response:
+            assert response.headers["Content-Type"] == "text/event-stream"
+            event, fields = await next_message(response)
             assert (event, fields["kind"]) == ("happened", "coordinator-started")
-            event, fields = await next_message(told)
+            event, fields = await next_message(response)
             assert (event, fields["runs"]) == ("state", [])
         next_event = str(fields["next_event"])
-        async with session.get(address, headers={"Last-Event-ID": next_event}) as told:
-            assert (await next_message(told))[0] == "state"
+        async with session.get(address, headers={"Last-Event-ID": next_event}) as response:
+            assert (await next_message(response))[0] == "state"
 
 
-async def next_message(told: aiohttp.ClientResponse) -> tuple[str, dict[str, object]]:
+async def next_message(response: aiohttp.ClientResponse) -> tuple[str, dict[str, object]]:
     lines = {}
-    while line := (await told.content.readline()).decode().strip():
+    while line := (await response.content.readline()).decode().strip():
         name, _, text = line.partition(": ")
         lines[name] = text
     return lines["event"], json.loads(lines["data"])
@@ -312,12 +312,12 @@ async def test_metrics_are_as_prometheus_wants_them() -> None:
 async def test_every_metric_of_the_dashboard_is_there() -> None:
     async with answering() as found, browsing() as session:
         text = await (await session.get(f"http://{found.metrics}/metrics")).text()
-    there = set(re.findall(r"^# HELP (\S+)", text, re.MULTILINE))
+    metrics = set(re.findall(r"^# HELP (\S+)", text, re.MULTILINE))
     dashboard = DASHBOARD.read_text(encoding="utf-8")
     panels = json.loads(dashboard)["panels"]
     named = set(re.findall(r"swarm_ft_\w+", dashboard))
     assert named
-    assert named <= there, "named, and not told"
+    assert named <= metrics, "named, and not told"
     assert all(panel["targets"] for panel in panels)
 
 

@@ -1,4 +1,4 @@
-"""A peer driven by hand: it speaks over a link, and says whatever a test likes."""
+"""A peer driven by hand: it sends any message of a test over a link."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Hand:
         return message
 
     async def fails(self, *messages: LinkMessage) -> None:
-        """Say these, then wait for the error with which the other side ends the stream."""
+        """Send these, then wait for the error with which the other side ends the stream."""
         await self.send(*messages)
         while await self.receive() is not None:
             pass
@@ -60,7 +60,7 @@ class Caller:
         self._channels: list[Channel] = []
 
     def open(self) -> LinkStream:
-        """A stream on which nothing was said."""
+        """Open a stream on which nothing was sent."""
         channel = self._transport.connect(self.endpoint)
         self._channels.append(channel)
         return channel.open(LINK)
@@ -86,7 +86,7 @@ class Caller:
             pass
 
     async def greet(self, *hellos: ChannelHello) -> tuple[Hand, list[LinkMessage | None]]:
-        """A link with these channels, and the hellos that were said in return."""
+        """Open a link with these channels; return it with the hellos of the other side."""
         hand = await self.link()
         await hand.send(*hellos)
         return hand, [await hand.receive() for _ in hellos]

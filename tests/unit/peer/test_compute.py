@@ -1,4 +1,4 @@
-"""One thread for all runs of a peer; whose turn it is `turns` says."""
+"""One thread for all runs of a peer, in the order of its fair queue."""
 
 import asyncio
 import threading

@@ -25,7 +25,7 @@ from tests.doubles.memory_transport import MemoryTransport
 
 
 async def obey(_message: ToPeer) -> None:
-    """Nothing is said here."""
+    """No coordinator sends anything here."""
 
 
 async def do_nothing(_: Channel) -> None:

@@ -80,7 +80,7 @@ def spec(model_dir: Path, make_train: MakeTrain) -> RunSpec:
 
 
 class Peer:
-    """A host on a transport of its own, and what it says to the coordinator."""
+    """A host on a transport of its own, and its messages to the coordinator."""
 
     def __init__(
         self,

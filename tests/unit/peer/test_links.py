@@ -59,13 +59,13 @@ A, B = PeerId("a"), PeerId("b")
 
 
 def ack(attempt: int, number: int = 0) -> Ack:
-    """Something that is said in an attempt."""
+    """Some message of an attempt."""
     name = Attempt(attempt), StepNumber(0), MicrobatchIndex(0), SampleId(number)
     return Ack(FrameKey(*name, Direction.FORWARD))
 
 
 class End:
-    """The end of a channel: what it hears is in `heard`."""
+    """The end of a channel, with its received messages in `received`."""
 
     def __init__(
         self, peer: str, attempt: int, digest: bytes = b"s" * 16, run_id: RunId = RUN
@@ -510,7 +510,7 @@ async def test_broken_streams_count_for_one_attempt_alone(pair: Pair, caller: Ca
 
 
 async def receive_pong(hand: Hand) -> LinkPong:
-    """The next one, whatever else is said before it."""
+    """Return the next pong; skip other messages before it."""
     while not isinstance(message := await hand.receive(), LinkPong):
         assert message is not None
     return message
@@ -651,7 +651,7 @@ def failing(error: SwarmError) -> Callable[[LinkStream], Awaitable[None]]:
 def greeting(
     *messages: BoundaryHello, then: SwarmError, name: PeerId = B
 ) -> Callable[[LinkStream], Awaitable[None]]:
-    """An answer that links, says this, and then fails."""
+    """Make an act that links, sends these messages, and then fails."""
 
     async def behave(stream: LinkStream) -> None:
         hello = await receive_hello(stream)

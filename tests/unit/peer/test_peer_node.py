@@ -1,4 +1,4 @@
-"""A peer's process against a coordinator driven by hand: joins, obeys, leaves, and comes back."""
+"""A peer's process against a coordinator driven by hand: joining, orders, leaving, return."""
 
 import asyncio
 import errno
@@ -691,7 +691,7 @@ async def test_a_peer_says_whose_buffers_it_keeps_and_lets_go_of_them(
     await joined.send(ReleaseStage(run_id=RunId("another"), reason="over", is_over=True))
     await joined.send(ReleaseStage(run_id=RUN, reason="over", is_over=True))
     await joined.send(assign_of())
-    await joined.expect(StageReady)  # what was said before is done
+    await joined.expect(StageReady)  # the earlier messages are processed
     joined.end()
     assert (await swarm.joined()).hello.kept_runs == ()
     assert place.runs() == set()

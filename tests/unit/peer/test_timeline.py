@@ -40,7 +40,7 @@ def plan_of(step: int, *, traced: bool = True, attempt: int = 1) -> PlanStep:
 
 
 class Peer:
-    """A timeline and what it says; `answer` is the coordinator's, whose clock is ahead."""
+    """A timeline with its messages; `answer` is the coordinator's, whose clock is ahead."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -48,7 +48,7 @@ class Peer:
         self.timeline = Timeline(self.clock, self.sent.append)
 
     def answer(self, *, after_s: float = 0.002) -> None:
-        """Answer the question for the time that was asked last."""
+        """Answer the last clock probe."""
         probe = next(message for message in reversed(self.sent) if isinstance(message, ClockProbe))
         self.clock.advance(after_s / 2)
         now_us = round(1e6 * self.clock.now_s()) + AHEAD_US
@@ -56,7 +56,7 @@ class Peer:
         self.timeline.on_clock_reply(ClockReply(probe.sent_us, now_us))
 
     def timeline_sent(self) -> StepTimeline:
-        """The one timeline that was said."""
+        """Return the one timeline that was sent."""
         (timeline,) = (message for message in self.sent if isinstance(message, StepTimeline))
         return timeline
 

@@ -62,13 +62,13 @@ async def test_a_relayed_stream_moves_when_nothing_is_under_way(
     # The second is no better, the third is.
     ways = Ways(Way.RELAYED, Way.RELAYED, Way.PUNCHED)
     tunnels = Tunnels(ways.link, better_after_s=0.0)
-    gone, loop = await dial(tunnels, called), asyncio.get_running_loop()
+    link, loop = await dial(tunnels, called), asyncio.get_running_loop()
     relayed, worse, better = [await ways.ends.get() for _ in range(3)]
     called.extend((relayed, worse, better))
     assert await loop.sock_recv(worse, 1) == b"", "a relay's second stream is of no use"
-    await assert_joined(gone, relayed)
+    await assert_joined(link, relayed)
     tunnels.upgrade_links()
-    assert await loop.sock_recv(gone, 1) == await loop.sock_recv(relayed, 1) == b""
+    assert await loop.sock_recv(link, 1) == await loop.sock_recv(relayed, 1) == b""
     await assert_joined(await dial(tunnels, called), better)
     await tunnels.close()
 

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.build import UPDATE, described_version
-from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.identity.invites import Invite
@@ -66,12 +66,12 @@ async def findings(invite: Invite) -> dict[str, tuple[Verdict, str]]:
 
 
 async def test_a_front_tells_where_it_sees_whom_and_what_time_it_is(coordinator: str) -> None:
-    says = await query_front(coordinator)
-    assert says.address.startswith("127.0.0.1:")
-    assert says.other_port
-    assert says.own_host == "127.0.0.1"
-    assert says.version == PROTOCOL_VERSION
-    assert abs(says.unix_s - time.time()) < 60
+    reply = await query_front(coordinator)
+    assert reply.address.startswith("127.0.0.1:")
+    assert reply.other_port
+    assert reply.own_host == "127.0.0.1"
+    assert reply.version == PROTOCOL_VERSION
+    assert abs(reply.unix_s - time.time()) < 60
 
 
 async def test_a_front_dials_back_whoever_asks(coordinator: str) -> None:
@@ -96,15 +96,17 @@ async def test_who_does_not_answer_is_named_and_the_next_one_asked(
     assert unreached.text == "127.0.0.1:1: Connection refused"
     assert unreached.advice
     invite = invite_to(swarm, "127.0.0.1:1", coordinator)
-    told = [found.verdict async for found in examine_way(invite) if found.about == "coordinator"]
-    assert told == [Verdict.NOTE, Verdict.OK]  # one that answers is enough to join
+    verdicts = [
+        found.verdict async for found in examine_way(invite) if found.about == "coordinator"
+    ]
+    assert verdicts == [Verdict.NOTE, Verdict.OK]  # one that answers is enough to join
 
 
 IPV6_AT_HOME, IPV6_THERE = "2a45:1::10", "[2a45:2::1]:7000"
 
 
 @pytest.mark.parametrize(
-    ("own", "addresses", "says"),
+    ("own", "addresses", "text"),
     [
         (None, ("192.0.2.1:7000",), "this machine has no IPv6 address"),
         (IPV6_AT_HOME, ("192.0.2.1:7000",), "the invitation names no IPv6 address"),
@@ -113,11 +115,11 @@ IPV6_AT_HOME, IPV6_THERE = "2a45:1::10", "[2a45:2::1]:7000"
 )
 @pytest.mark.parametrize("is_open", [True, False])
 def test_ipv6_that_is_not_used_matters_to_who_is_behind_a_router(
-    own: str | None, addresses: tuple[str, ...], says: str, is_open: bool
+    own: str | None, addresses: tuple[str, ...], text: str, is_open: bool
 ) -> None:
     standing = replace(AT_HOME, is_open=is_open)
     finding = doctor.ipv6(own, addresses, ("192.0.2.1:7000",), standing)
-    assert says in finding.text
+    assert text in finding.text
     assert finding.verdict is (Verdict.OK if is_open else Verdict.NOTE)
     assert bool(finding.advice) is not is_open
 
@@ -142,9 +144,9 @@ async def test_a_coordinator_without_a_relay_is_told_with_what_makes_one(swarm: 
 async def test_another_swarms_coordinator_is_told(swarm: Swarm, coordinator: str) -> None:
     key = new_key()
     invite = replace(invite_to(swarm, coordinator), fingerprint=fingerprint_of(key.public_key()))
-    verdict, says = (await findings(invite))["swarm"]
+    verdict, text = (await findings(invite))["swarm"]
     assert verdict is Verdict.BAD
-    assert "not the coordinator of this invitation" in says
+    assert "not the coordinator of this invitation" in text
 
 
 async def test_a_coordinator_of_another_version_is_told(
@@ -170,23 +172,23 @@ async def seen_as(
 ) -> dict[str, tuple[Verdict, str]]:
     """Return the findings of a machine that the coordinator sees at 192.0.2.7, without dial-ins."""
 
-    async def ask_from_home(endpoint: str) -> FrontReply:
+    async def query_from_home(endpoint: str) -> FrontReply:
         return replace(await query_front(endpoint), address="192.0.2.7:5000", own_host="10.0.0.2")
 
-    async def ask_router() -> str | None:
+    async def query_router() -> str | None:
         return router
 
     async def refuse(_endpoint: str, _port: int) -> bool:
         return False
 
-    monkeypatch.setattr(doctor, "query_front", ask_from_home)
-    monkeypatch.setattr(doctor, "router_address", ask_router)
+    monkeypatch.setattr(doctor, "query_front", query_from_home)
+    monkeypatch.setattr(doctor, "router_address", query_router)
     monkeypatch.setattr(doctor, "is_dialled_back", refuse)
     return await findings(invite_to(swarm, coordinator))
 
 
 @pytest.mark.parametrize(
-    ("router", "verdict", "says"),
+    ("router", "verdict", "text"),
     [
         (None, Verdict.NOTE, "maps no ports"),
         ("192.0.2.7", Verdict.OK, "gives a peer one"),
@@ -199,11 +201,11 @@ async def test_a_router_that_maps_ports_and_one_before_it_are_told(
     monkeypatch: pytest.MonkeyPatch,
     router: str | None,
     verdict: Verdict,
-    says: str,
+    text: str,
 ) -> None:
     found = await seen_as(swarm, coordinator, monkeypatch, router)
     assert found["mapping"][0] is verdict
-    assert says in found["mapping"][1]
+    assert text in found["mapping"][1]
     assert found["router"][1] == "seen as 192.0.2.7, with one port for all destinations"
 
 
@@ -215,7 +217,7 @@ AT_HOME = ReachabilityFacts(
 
 
 @pytest.mark.parametrize(
-    ("standing", "verdict", "cause", "says"),
+    ("standing", "verdict", "cause", "text"),
     [
         (AT_HOME, Verdict.OK, Cause.ROUTER, "reach this machine by hole punching"),
         (replace(AT_HOME, varies=None), Verdict.OK, Cause.ROUTER, "punched"),
@@ -264,11 +266,11 @@ AT_HOME = ReachabilityFacts(
     ],
 )
 def test_whoever_is_not_reached_is_told_why_and_what_to_do(
-    standing: ReachabilityFacts, verdict: Verdict, cause: Cause, says: str
+    standing: ReachabilityFacts, verdict: Verdict, cause: Cause, text: str
 ) -> None:
     finding = reachability(standing)
     assert (finding.verdict, finding.cause) == (verdict, cause)
-    assert says in finding.text
+    assert text in finding.text
     assert finding.advice or verdict is not Verdict.BAD
 
 

@@ -348,8 +348,8 @@ async def test_a_front_dials_back_where_its_process_is_announced(front: Front) -
     ):
         other = Front()
         other.dial_back_from(host)
-        asked = await other.listen("127.0.0.1", 0)
-        assert await is_dialled_back(asked, port) is answer, host
+        listener = await other.listen("127.0.0.1", 0)
+        assert await is_dialled_back(listener, port) is answer, host
         await other.close()
 
 

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.coordinator.facts.connectivity import pair_of
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import ConnectedRelay
@@ -62,7 +62,7 @@ class Member:
     callers: list[tuple[str, bool]]
     shape: Shape
 
-    async def ask(self, name: str) -> bool:
+    async def request(self, name: str) -> bool:
         """Call another member; return whether the link goes over the relay."""
         channel = self.transport.connect("", name)
         try:
@@ -142,7 +142,7 @@ async def test_two_members_meet_the_way_there_is(
             await stack.enter_async_context(member(hub, role, is_open=one))
             for role, one in zip((Role.CLIENT, Role.PEER), is_open, strict=True)
         ]
-        is_relayed = await caller.ask(callee.name)
+        is_relayed = await caller.request(callee.name)
         assert callee.callers == [(caller.name, is_relayed)]
         (way,) = hub.introductions.meetings.ways.values()
         assert way in ways
@@ -164,7 +164,7 @@ async def test_two_peers_that_come_try_each_other_and_nobody_asked(hub: Hub) -> 
         assert list(meetings.known().met) == [pair_of(one.name, other.name)]
         assert not one.callers
         assert not other.callers
-        await one.ask(other.name)
+        await one.request(other.name)
         assert [name for name, _ in other.callers] == [one.name]
 
 
@@ -174,11 +174,11 @@ class Listener:
     def __init__(self) -> None:
         self.server: asyncio.Server
         self.endpoint = ""
-        self.came: asyncio.Queue[None] = asyncio.Queue()
+        self.arrivals: asyncio.Queue[None] = asyncio.Queue()
 
     async def listen(self, stack: AsyncExitStack) -> Listener:
         async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self.came.put_nowait(None)
+            self.arrivals.put_nowait(None)
             await reader.read()
             writer.close()
 
@@ -189,12 +189,12 @@ class Listener:
 
 
 @asynccontextmanager
-async def introduced(*told: ToMember) -> AsyncIterator[None]:
+async def introduced(*messages: ToMember) -> AsyncIterator[None]:
     """Yield with a member whose coordinator sends these messages in this order."""
 
     async def introduce(stream: MessageStream[ToMember, FromMember]) -> None:
         await stream.receive()
-        for message in (Relays(), *told):
+        for message in (Relays(), *messages):
             await stream.send(message)
         await stream.receive()
 
@@ -224,8 +224,8 @@ async def test_one_member_has_another_dial_so_often_at_once_and_no_more() -> Non
         flood = [meeting(number, "greedy", crowd.endpoint) for number in range(40)]
         async with introduced(*flood, meeting(99, "another", last.endpoint)):
             async with asyncio.timeout(TIMEOUT_S):
-                await last.came.get()
-            assert crowd.came.qsize() == MAX_MEETINGS_WITH
+                await last.arrivals.get()
+            assert crowd.arrivals.qsize() == MAX_MEETINGS_WITH
 
 
 async def test_a_meeting_is_dialled_once_however_often_it_is_told() -> None:
@@ -235,27 +235,27 @@ async def test_a_meeting_is_dialled_once_however_often_it_is_told() -> None:
         punches = [Punch(meeting=again[0].meeting, address=crowd.endpoint)] * 40
         async with introduced(*again, *punches, meeting(99, "another", last.endpoint)):
             async with asyncio.timeout(TIMEOUT_S):
-                await last.came.get()
-            assert crowd.came.qsize() == 1
+                await last.arrivals.get()
+            assert crowd.arrivals.qsize() == 1
 
 
 async def test_punches_at_once_are_bounded_and_one_a_meeting() -> None:
     async with AsyncExitStack() as stack:
         crowd, last = [await Listener().listen(stack) for _ in range(2)]
         hub = await stack.enter_async_context(answering_relay())
-        told: list[ToMember] = []
+        messages: list[ToMember] = []
         for number in range(2 * MAX_PUNCHES):
             meet = replace(meeting(number, f"peer-{number}"), may_punch=True, relay=hub)
             punch = Punch(meeting=meet.meeting, address=crowd.endpoint)
-            told += [meet, punch, punch]
-        async with introduced(*told):
+            messages += [meet, punch, punch]
+        async with introduced(*messages):
             for _ in range(MAX_PUNCHES):
                 async with asyncio.timeout(TIMEOUT_S):
-                    await crowd.came.get()
+                    await crowd.arrivals.get()
             async with introduced(meeting(99, "another", last.endpoint)):
                 async with asyncio.timeout(TIMEOUT_S):
-                    await last.came.get()
-            assert crowd.came.empty()
+                    await last.arrivals.get()
+            assert crowd.arrivals.empty()
 
 
 @asynccontextmanager

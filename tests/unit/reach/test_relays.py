@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.coordinator.facts.connectivity import pair_of
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.errors import NotAllowed, Unavailable
@@ -52,7 +52,7 @@ class Hub:
     async def start(self) -> None:
         key = new_key()
         self.introductions = Introductions(lambda: key, SystemClock())
-        self.introductions.relays.on_change(lambda: asyncio.ensure_future(self._tell()))
+        self.introductions.relays.on_change(lambda: asyncio.ensure_future(self._report()))
         transport = FrontedTransport(grpc_of(SWARM.coordinator()))
         port = int(self.endpoint.rpartition(":")[2] or 0)
         self.server = await transport.serve("127.0.0.1", port, self.introductions.handlers())
@@ -69,7 +69,7 @@ class Hub:
         async with self.changed, asyncio.timeout(TIMEOUT_S):
             await self.changed.wait_for(lambda: len(self.introductions.relays.present) == number)
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         async with self.changed:
             self.changed.notify_all()
 
@@ -136,7 +136,7 @@ class Member:
     endpoint: str
     transport: HomeTransport
 
-    async def ask(self, name: str) -> None:
+    async def request(self, name: str) -> None:
         channel = self.transport.connect("", name)
         try:
             await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
@@ -171,14 +171,14 @@ async def test_when_a_relay_dies_others_are_met_at_another_one(hub: Hub) -> None
         one, other = [await serve(hub) for _ in range(2)]
         await hub.has_relays(2)
         caller, callee = [await stack.enter_async_context(member(hub)) for _ in range(2)]
-        await caller.ask(callee.name)
+        await caller.request(callee.name)
         (way,) = hub.introductions.meetings.ways.values()
         assert way is Way.RELAYED
         one, other = sorted((one, other), key=Process.carries_any, reverse=True)
         assert [one.carries_any(), other.carries_any()] == [True, False]
         await one.kill()
         await hub.has_relays(1)
-        await caller.ask(callee.name)
+        await caller.request(callee.name)
         assert other.carries_any()
         await other.kill()
 
@@ -193,7 +193,7 @@ async def test_a_quiet_call_keeps_its_link(hub: Hub) -> None:
         caller, callee = [
             await stack.enter_async_context(member(hub, release=release)) for _ in range(2)
         ]
-        asking = asyncio.create_task(caller.ask(callee.name))
+        asking = asyncio.create_task(caller.request(callee.name))
         await until(lambda: process.relay.carries.links == 1)
         await asyncio.sleep(2.2 * idle_s)  # silence is what is measured
         assert process.relay.carries.links == 1
@@ -242,7 +242,7 @@ async def test_a_coordinator_that_comes_back_has_its_relays(hub: Hub) -> None:
         await hub.start()  # with another key for its tickets
         await hub.has_relays(1)
         caller, callee = [await stack.enter_async_context(member(hub)) for _ in range(2)]
-        await caller.ask(callee.name)
+        await caller.request(callee.name)
         assert process.carries_any()
         await process.kill()
 
@@ -256,7 +256,7 @@ async def test_a_relay_reports_legs_and_the_coordinator_sends_the_other_side_the
         legs: list[tuple[str, LegSeen]] = []
         hub.introductions.relays.on_leg(lambda relay, leg: legs.append((relay, leg)))
         caller, callee = [await stack.enter_async_context(member(hub)) for _ in range(2)]
-        await caller.ask(callee.name)
+        await caller.request(callee.name)
         (place,) = hub.introductions.relays.present
         assert {relay for relay, _ in legs} == {place.place.endpoint}
         assert {leg.is_caller for _, leg in legs} == {True, False}
@@ -282,8 +282,8 @@ async def test_who_has_no_relays_invitation_is_told_so(hub: Hub) -> None:
 async def test_a_relay_goes_by_the_coordinators_clock(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = SimpleNamespace(time=lambda: 1e6)
-    monkeypatch.setattr("swarm_ft.coordinator.relays.time", there)
+    relay_clock = SimpleNamespace(time=lambda: 1e6)
+    monkeypatch.setattr("swarm_ft.coordinator.relays.time", relay_clock)
     attendance = CoordinatorStream(grpc_of(SWARM.member(Role.RELAY)), hub.find, Random(2))
     hello = RelayHello(endpoint="127.0.0.1:1", probe_endpoint="127.0.0.1:2")
     running = asyncio.create_task(attendance.run(Relay(Front(), attendance.key), hello))

@@ -26,10 +26,10 @@ class Coming:
 
     def comes(self) -> socket.socket:
         """Provide a stream; return its other end."""
-        here, there = socket.socketpair()
-        there.setblocking(False)
-        self._streams.put_nowait(here)
-        return there
+        near, far = socket.socketpair()
+        far.setblocking(False)
+        self._streams.put_nowait(near)
+        return far
 
 
 @asynccontextmanager

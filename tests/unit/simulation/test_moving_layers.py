@@ -76,7 +76,7 @@ def scenario(
 WAITS, MOVED = "waiting for a snapshot before layers move", "a step is expected to take"
 
 
-def told_at_s(outcome: Outcome, phase: str, words: str) -> list[float]:
+def logged_at_s(outcome: Outcome, phase: str, words: str) -> list[float]:
     """Return the times at which the coordinator logged these words about the run."""
     lines = (line for line in outcome.lines if f": {phase}: " in line and words in line)
     return [float(line.split()[0]) for line in lines]
@@ -88,11 +88,12 @@ def slowed(*, peers_keep: bool = True) -> Outcome:
 
 
 @pytest.mark.parametrize("peers_keep", [True, False], ids=["keepers", "one place"])
+@pytest.mark.sampled(2)
 def test_a_peer_that_gets_slow_gives_layers_away_once(peers_keep: bool) -> None:
     outcome = slowed(peers_keep=peers_keep)
     assert outcome.failures == ()
     assert outcome.num_commits == NUM_STEPS, "no step was made again"
-    assert len(told_at_s(outcome, "waiting", MOVED)) == 1
+    assert len(logged_at_s(outcome, "waiting", MOVED)) == 1
 
 
 @pytest.mark.slow
@@ -103,7 +104,7 @@ def test_a_fast_peer_that_joins_gets_layers_once() -> None:
     outcome = simulate(scenario(*others, FAST), keep_trace=True)
     assert outcome.failures == ()
     assert outcome.num_commits == NUM_STEPS
-    (at_s,) = told_at_s(outcome, "waiting", MOVED)
+    (at_s,) = logged_at_s(outcome, "waiting", MOVED)
     assert at_s > FAST.at_s
 
 
@@ -112,7 +113,7 @@ def test_nothing_moves_where_all_is_as_it_was() -> None:
     outcome = simulate(scenario(), keep_trace=True)
     assert outcome.failures == ()
     assert outcome.num_commits == NUM_STEPS
-    assert not told_at_s(outcome, "training", WAITS)
+    assert not logged_at_s(outcome, "training", WAITS)
 
 
 @pytest.mark.slow
@@ -129,9 +130,9 @@ def test_whoever_is_killed_while_layers_move_no_step_counts_twice(
     moment: Moment, machine: str
 ) -> None:
     """The kill comes at the first such moment after the run waits for its snapshot."""
-    (at_s,) = told_at_s(slowed(), "training", WAITS)
+    (at_s,) = logged_at_s(slowed(), "training", WAITS)
     killed = Fault(kind=FaultKind.CRASH, at_s=at_s, duration_s=1.5, machine=machine, moment=moment)
     outcome = simulate(scenario(SLOW, killed), keep_trace=True)
     assert outcome.failures == ()
     assert outcome.faults["crash"] == 1
-    assert len(told_at_s(outcome, "waiting", MOVED)) <= 2
+    assert len(logged_at_s(outcome, "waiting", MOVED)) <= 2

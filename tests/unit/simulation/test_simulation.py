@@ -58,6 +58,7 @@ def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(110, 122))
+@pytest.mark.sampled(4)
 def test_whatever_goes_wrong_all_invariants_hold(seed: int) -> None:
     assert simulate(draw(seed)).failures == ()
 
@@ -99,7 +100,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Frame, bool]]:
 def test_codecs_change_on_the_way_and_no_frame_is_refused(
     checked: list[tuple[Frame, bool]],
 ) -> None:
-    """Links take their time, so that some of the new ones come before the plan that says so."""
+    """Links take their time, so that some of the new ones come before the plan that names them."""
     num_early = 0
     for seed in range(4):
         checked.clear()
@@ -123,6 +124,7 @@ def test_codecs_change_on_the_way_and_no_frame_is_refused(
 
 
 @pytest.mark.parametrize("seed", range(30, 40))
+@pytest.mark.sampled(4)
 def test_codecs_change_whatever_goes_wrong(seed: int) -> None:
     assert simulate(steered(seed)).failures == ()
 
@@ -130,16 +132,16 @@ def test_codecs_change_whatever_goes_wrong(seed: int) -> None:
 @pytest.fixture
 def timelines(monkeypatch: pytest.MonkeyPatch) -> list[PeerTimeline]:
     """Collect peers' timelines; the client of every simulated run requests them now."""
-    told: list[PeerTimeline] = []
+    collected: list[PeerTimeline] = []
     watch = SwarmClient.watch
 
     def watch_timelines(
-        self: SwarmClient, run_id: RunId | None, say: Callable[[str], None]
+        self: SwarmClient, run_id: RunId | None, on_trouble: Callable[[str], None]
     ) -> AsyncGenerator[RunEvent, None]:
-        return watch(self, run_id, say, told.append)
+        return watch(self, run_id, on_trouble, collected.append)
 
     monkeypatch.setattr(SwarmClient, "watch", watch_timelines)
-    return told
+    return collected
 
 
 def test_invariants_hold_in_runs_that_are_traced(timelines: list[PeerTimeline]) -> None:
@@ -154,7 +156,7 @@ def test_peers_of_a_traced_run_know_the_coordinators_clock(timelines: list[PeerT
     """All clocks of a quiet simulation show the same time."""
     scenario = judged()
     assert simulate(scenario).failures == ()
-    clocks = [told.timeline.clock for told in timelines]
+    clocks = [peer_timeline.timeline.clock for peer_timeline in timelines]
     assert len(clocks) == 2 * scenario.spec.train.num_steps
     assert all(0 < clock.error_us < 100_000 for clock in clocks)
     assert all(abs(clock.offset_us) <= clock.error_us for clock in clocks)
@@ -162,6 +164,7 @@ def test_peers_of_a_traced_run_know_the_coordinators_clock(timelines: list[PeerT
 
 
 @pytest.mark.parametrize("kind", FaultKind)
+@pytest.mark.sampled(3)
 def test_every_kind_of_fault_alone_is_survived(kind: FaultKind) -> None:
     machine_name = "peer-new" if kind is FaultKind.JOIN else "peer-0"
     fault = {"kind": kind, "at_s": 0.1, "duration_s": 3.0, "machine": machine_name, "amount": 0.5}
@@ -192,7 +195,7 @@ def test_a_result_that_its_peer_took_along_is_made_again(
     assert outcome.num_rollbacks == num_rollbacks
 
 
-def beside(*faults: Fault) -> Scenario:
+def scenario_of_two_runs(*faults: Fault) -> Scenario:
     """Two runs for which the same two peers are needed, each of which has room for both."""
     scenario = draw(TWO_STAGES)
     train = replace(
@@ -210,7 +213,7 @@ def beside(*faults: Fault) -> Scenario:
 
 
 def test_two_runs_train_at_the_same_time_on_the_same_peers() -> None:
-    outcome = simulate(beside(), keep_trace=True)
+    outcome = simulate(scenario_of_two_runs(), keep_trace=True)
     assert outcome.failures == ()
     assert outcome.num_commits == 16
     phases = [line for line in outcome.lines if " training, attempt" in line or "finished," in line]
@@ -223,11 +226,12 @@ def test_two_runs_train_at_the_same_time_on_the_same_peers() -> None:
 @pytest.mark.parametrize(
     "kind", [FaultKind.CRASH, FaultKind.POWER_CUT, FaultKind.REPLACED, FaultKind.LEAVE]
 )
+@pytest.mark.sampled(5)
 def test_who_dies_with_stages_of_two_runs_takes_nothing_along(
     kind: FaultKind, moment: Moment
 ) -> None:
     fault = Fault(kind=kind, at_s=0.4, duration_s=3.0, machine="peer-0", amount=0.5, moment=moment)
-    outcome = simulate(beside(fault))
+    outcome = simulate(scenario_of_two_runs(fault))
     assert outcome.failures == ()
     assert outcome.faults[kind] == 1
 
@@ -240,7 +244,7 @@ def test_invariants_hold_where_drawn_peers_host_several_runs(seed: int) -> None:
     assert simulate(scenario).failures == ()
 
 
-SAY_DIGESTS = """
+PRINT_DIGESTS = """
 import sys
 from tests.simulation.many import settle
 from tests.simulation.scenario import draw
@@ -251,14 +255,15 @@ for seed in map(int, sys.argv[1:]):
 """
 
 
+@pytest.mark.thorough
 def test_one_seed_has_one_history_in_every_process() -> None:
     """Sets have another order in another process, and the earlier seeds run in another order."""
     seeds = range(40, 42)
-    command = [sys.executable, "-c", SAY_DIGESTS, *map(str, reversed(seeds))]
+    command = [sys.executable, "-c", PRINT_DIGESTS, *map(str, reversed(seeds))]
     environment = {**os.environ, "PYTHONHASHSEED": "2"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    here = [str(simulate(draw(seed)).trace_digest) for seed in seeds]
-    assert done.stdout.split() == here[::-1]
+    own_digests = [str(simulate(draw(seed)).trace_digest) for seed in seeds]
+    assert done.stdout.split() == own_digests[::-1]
 
 
 def test_steps_are_committed_while_a_newcomer_takes_over() -> None:

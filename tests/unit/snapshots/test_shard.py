@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from swarm_ft.base.sealing import Sealer, new_key
 from swarm_ft.digest import digest_of, file_stem
 from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.sealing import Sealer, new_key
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 
@@ -100,10 +100,10 @@ def test_shards_of_several_steps_and_stages_lie_side_by_side(tmp_path: Path) -> 
     assert sorted(tmp_path.iterdir()) == sorted(paths)
 
 
-@pytest.mark.parametrize("kept", [0, 7, 8, 500, -1])
-def test_a_truncated_shard_is_refused(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("num_bytes", [0, 7, 8, 500, -1])
+def test_a_truncated_shard_is_refused(tmp_path: Path, num_bytes: int) -> None:
     path = write_shard(tmp_path, NAME, SPEC, contents(3))
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:num_bytes])
     with pytest.raises(BadSnapshot, match="take it from another peer, or an earlier snapshot"):
         read_shard(path, NAME, SPEC)
 

@@ -12,11 +12,11 @@ from typing import Any
 import fsspec
 import pytest
 
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.digest import file_stem
 from swarm_ft.errors import BadOption, BadSnapshot, Unavailable
 from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.shard import read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore, manifest_from_json
@@ -187,7 +187,7 @@ def test_runs_and_specs_are_kept_apart(place: Place, save: SaveSnapshot) -> None
 
 
 @pytest.mark.parametrize(
-    ("saved", "kept", "left"),
+    ("saved", "expected", "left"),
     [
         ([3], [3], [3]),
         ([3, 5], [3, 5], [3, 5]),
@@ -202,12 +202,12 @@ def test_prune_keeps_what_it_is_told_to_and_what_is_newer(
     save: SaveSnapshot,
     tmp_path: Path,
     saved: list[int],
-    kept: list[int],
+    expected: list[int],
     left: list[int],
 ) -> None:
     for step in saved:
         save(place.store, step)
-    place.store.prune(RUN, list(map(StepNumber, kept)))
+    place.store.prune(RUN, list(map(StepNumber, expected)))
     assert steps(place.store) == left
     assert len(place.files()) == 3 * len(left)
     for manifest in place.store.list_snapshots(RUN, SPEC):

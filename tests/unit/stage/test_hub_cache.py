@@ -1,4 +1,4 @@
-"""Models of the hub at a peer, fetched from a server on loopback that speaks as the hub."""
+"""Models of the hub at a peer, fetched from a server on loopback with the hub's API."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Hub:
 
     Attributes:
         folder: of repositories, `ORG/NAME` each.
-        asked: the paths of all files that were asked for, below /files.
+        requests: the paths of all requested files, below /files.
         headers: of all requests.
         sizes: what it announces in the place of a file's size.
         extra: bytes that it sends behind a file's.

@@ -127,7 +127,7 @@ def test_whatever_keeps_a_model_from_being_opened_a_client_hears_the_same(
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every path that this process opens, lists or asks the system for."""
+    """Every path that this process opens, lists or stats."""
     paths: list[str] = []
 
     def noted(module: Any, name: str) -> None:

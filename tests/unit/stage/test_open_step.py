@@ -1,4 +1,4 @@
-"""Each microbatch of a step goes through an engine once, whatever it is asked for."""
+"""Each microbatch of a step goes through an engine once, whatever is requested."""
 
 import pytest
 

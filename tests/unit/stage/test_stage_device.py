@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from swarm_ft import systems
+from swarm_ft.base import systems
 from swarm_ft.errors import BadOption
 from swarm_ft.stage.device import (
     free_memory_bytes,
@@ -53,12 +53,12 @@ def test_device_that_is_not_there_is_refused(gpus: HaveGpus, text: str, count: i
         pick_device(text)
 
 
-# ---- Apple's GPUs: none is here, so what torch says of one is made up
+# ---- Apple's GPUs: none is here, so torch's answers about one are made up
 
 
 @pytest.fixture
 def apple(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A Mac's torch; what is asked of its GPU."""
+    """Make a Mac's torch, and record the requests to its GPU."""
     requests: list[str] = []
     monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)

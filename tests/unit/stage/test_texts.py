@@ -51,7 +51,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def make(family: str) -> Path:
         if family not in made:
             config = small_config(family, **HYBRIDS.get(family, {}))
-            config.tie_word_embeddings = False  # tied ones without training say one word for ever
+            config.tie_word_embeddings = False  # tied ones without training repeat one word
             made[family] = save_random_model(config, tmp_path_factory.mktemp(family))
         return made[family]
 
@@ -104,6 +104,7 @@ def generated(model_dir: Path) -> tuple[Tensor, list[int]]:
     "family",
     [*FAST, *(pytest.param(f, marks=OTHERS) for f in ALL if f not in {*FAST, *REFUSED})],
 )
+@pytest.mark.sampled(4)
 def test_greedy_texts_are_those_of_transformers(
     model_dir: Any, make_train_spec: MakeTrainSpec, family: str
 ) -> None:

@@ -315,7 +315,7 @@ def test_gradients_with_gaps_between_rows_are_summed_alike(
 def test_an_inputs_gradient_lies_as_autograds(
     make_layer: Callable[[], nn.Module], shape: tuple[int, ...]
 ) -> None:
-    """The backward of what is in front, a GELU say, may round by it."""
+    """The backward of the layer in front, such as a GELU, may round by it."""
     *samples, tokens, channels = shape
     x = torch.randn(*samples, channels, tokens).transpose(-1, -2).requires_grad_()
     assert_same(*both_ways(make_layer(), x, torch.randn(*samples, tokens, 40)))

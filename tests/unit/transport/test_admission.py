@@ -28,10 +28,10 @@ def test_no_address_keeps_more_than_it_may_and_nobody_is_dropped_twice(
     present: list[Incoming],
 ) -> None:
     dropped = too_many(present)
-    kept = [one for one in present if one not in dropped]
+    remaining = [one for one in present if one not in dropped]
     assert len(set(dropped)) == len(dropped)
     for address in {address_of(one.host) for one in present}:
-        assert sum(address_of(one.host) == address for one in kept) <= 3
+        assert sum(address_of(one.host) == address for one in remaining) <= 3
 
 
 @given(connections)
@@ -50,10 +50,10 @@ def test_who_has_a_call_goes_only_for_others_of_its_address_that_have_one(
 @given(connections)
 def test_room_is_made_by_those_without_a_call_alone(present: list[Incoming]) -> None:
     dropped = too_many(present, per_address=len(present))
-    kept = [one for one in present if one not in dropped]
+    remaining = [one for one in present if one not in dropped]
     assert all(not one.in_call and NOW_S - one.since_s >= YOUNG_S for one in dropped)
-    could_go = [one for one in kept if not one.in_call and NOW_S - one.since_s >= YOUNG_S]
-    assert len(kept) <= 5 or not could_go
+    could_go = [one for one in remaining if not one.in_call and NOW_S - one.since_s >= YOUNG_S]
+    assert len(remaining) <= 5 or not could_go
 
 
 @given(connections)

@@ -79,14 +79,14 @@ async def test_an_address_has_so_many_connections_and_those_with_calls_stay() ->
         await stream.send(b"x")
         assert await stream.receive() == b"x"
         idlers = [await idler(endpoint) for _ in range(12)]
-        gone = [asyncio.create_task(until_dropped(reader)) for reader, _ in idlers]
-        for num_gone, ended in enumerate(asyncio.as_completed(gone)):
+        drops = [asyncio.create_task(until_dropped(reader)) for reader, _ in idlers]
+        for num_gone, ended in enumerate(asyncio.as_completed(drops)):
             await ended
             if num_gone + 1 == 12 - 3:
                 break
         await stream.send(b"y")
         assert await stream.receive() == b"y"
-        for task in gone:
+        for task in drops:
             task.cancel()
         for _, writer in idlers:
             writer.close()
@@ -160,11 +160,11 @@ async def test_a_flood_from_one_address_keeps_nobody_of_another_out() -> None:
     """A caller from another address gets its answer at once, even during the flood."""
     async with serving() as (_, endpoint):
         host, _, port = endpoint.rpartition(":")
-        elsewhere = ("127.0.0.9", 0)
+        other_address = ("127.0.0.9", 0)
         writers = []
         for num_calls in range(1, 9):
             for _ in range(MAX_PER_ADDRESS):
-                opening = asyncio.open_connection(host, int(port), local_addr=elsewhere)
+                opening = asyncio.open_connection(host, int(port), local_addr=other_address)
                 writers.append((await opening)[1])
             channel = GrpcTransport().connect(endpoint)
             stream = channel.open(BYTES)

@@ -62,7 +62,7 @@ async def serving(credentials: Credentials | None) -> AsyncIterator[tuple[Served
         await server.stop()
 
 
-async def ask(
+async def call_once(
     credentials: Credentials | None, endpoint: str, name: str, method: str = "status"
 ) -> None:
     channel = GrpcTransport(GrpcOptions(credentials=credentials)).connect(endpoint, name)
@@ -79,7 +79,7 @@ async def refusal(
     credentials: Credentials | None, endpoint: str, name: str, method: str = "status"
 ) -> SwarmError:
     with pytest.raises(SwarmError) as caught:
-        await ask(credentials, endpoint, name, method)
+        await call_once(credentials, endpoint, name, method)
     return caught.value
 
 
@@ -90,7 +90,7 @@ def name(credentials: Credentials) -> str:
 async def test_members_know_each_other(swarm: Swarm) -> None:
     one, other = swarm.member(), swarm.member()
     async with serving(one) as (served, endpoint):
-        await ask(other, endpoint, name(one))
+        await call_once(other, endpoint, name(one))
         (caller,) = served.callers
         assert caller is not None
         assert (caller.role, caller.name) == (Role.PEER, name(other))
@@ -164,22 +164,22 @@ async def test_a_server_that_renews_its_certificate_serves_on(swarm: Swarm) -> N
         key = server.certificate.public_key()
         holder = Caller(role=Role.PEER, name=name(server), key=key)  # type: ignore[arg-type]
         server.renew(issue(swarm.authority, swarm.key, holder, NOW))
-        await ask(client, endpoint, name(server))
-        await ask(fresh, endpoint, name(server))
+        await call_once(client, endpoint, name(server))
+        await call_once(fresh, endpoint, name(server))
 
 
 async def test_many_who_come_at_once_are_all_served(swarm: Swarm) -> None:
     """A server names its certificates to gRPC once, not in each handshake."""
     server, client = swarm.member(), swarm.member()
     async with serving(server) as (served, endpoint):
-        await asyncio.gather(*(ask(client, endpoint, name(server)) for _ in range(64)))
+        await asyncio.gather(*(call_once(client, endpoint, name(server)) for _ in range(64)))
         assert len(served.callers) == 64
 
 
 async def test_who_is_revoked_is_told(swarm: Swarm) -> None:
     server, client = swarm.member(), swarm.member()
     async with serving(server) as (served, endpoint):
-        await ask(client, endpoint, name(server))
+        await call_once(client, endpoint, name(server))
         server.revoke([name(client)])
         error = await refusal(client, endpoint, name(server))
         assert isinstance(error, NotAllowed)
@@ -195,7 +195,7 @@ async def test_who_was_invited_may_enrol_and_nothing_else(swarm: Swarm) -> None:
     )
     newcomer = Credentials(own, shown, swarm.authority)
     async with serving(swarm.coordinator((invitation,))) as (served, endpoint):
-        await ask(newcomer, endpoint, COORDINATOR_NAME, "enrol")
+        await call_once(newcomer, endpoint, COORDINATOR_NAME, "enrol")
         (caller,) = served.callers
         assert caller == Caller(role=Role.NEWCOMER, name="invite-1", key=own.public_key())
         error = await refusal(newcomer, endpoint, COORDINATOR_NAME)

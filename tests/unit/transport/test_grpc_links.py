@@ -195,10 +195,18 @@ async def test_an_address_that_is_not_ours_is_a_bad_option(host: str, port: int)
         await OneMember().serve(host, port, {})
 
 
-ELSEWHERE = ["10.0.0.7", "192.0.2.1", "0.0.0.0", "localhost", "127.1", "2130706433", "2001:db8::1"]
+OTHER_HOSTS = [
+    "10.0.0.7",
+    "192.0.2.1",
+    "0.0.0.0",
+    "localhost",
+    "127.1",
+    "2130706433",
+    "2001:db8::1",
+]
 
 
-@pytest.mark.parametrize("host", [*ELSEWHERE, "::", ""])
+@pytest.mark.parametrize("host", [*OTHER_HOSTS, "::", ""])
 async def test_plaintext_is_not_served_to_others(host: str) -> None:
     with pytest.raises(errors.BadOption, match="stay on this machine"):
         await GrpcTransport().serve(host, 0, {})
@@ -207,7 +215,7 @@ async def test_plaintext_is_not_served_to_others(host: str) -> None:
 @pytest.mark.parametrize(
     "endpoint",
     [
-        *(format_endpoint(host, 7000) for host in ELSEWHERE),
+        *(format_endpoint(host, 7000) for host in OTHER_HOSTS),
         *("unix:/tmp/some.sock", "xds:///127.0.0.1:1", "127.0.0.1", "no port"),
         *("::1:7000", "127.0.0.1:7000:7000", "[127.0.0.1]x:7000", "127.0.0.1@192.0.2.1:7000"),
     ],
@@ -294,12 +302,12 @@ async def test_an_ordinary_unary_grpc_client_is_served_and_told_the_error() -> N
 
     server = await GrpcTransport().serve("127.0.0.1", 0, {STATUS: status, BYTES: missing})
     async with grpc.aio.insecure_channel(server.endpoint) as channel:
-        ask = channel.unary_unary(
+        method = channel.unary_unary(
             STATUS.path,
             request_serializer=STATUS.request.to_bytes,
             response_deserializer=STATUS.reply.from_bytes,
         )
-        assert await ask(StatusRequest()) == SWARM
+        assert await method(StatusRequest()) == SWARM
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(BYTES.path)(b"")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND

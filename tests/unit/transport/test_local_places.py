@@ -15,7 +15,7 @@ from swarm_ft.transport.methods import STATUS
 TIMEOUT_S = 20.0
 
 
-class Heard:
+class CallCounter:
     """A handler that records its callers."""
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class Heard:
 
 
 @asynccontextmanager
-async def serving(heard: Heard) -> AsyncIterator[str]:
+async def serving(counter: CallCounter) -> AsyncIterator[str]:
     transport = FrontedTransport(GrpcTransport(), plaintext=True)
-    server = await transport.serve("127.0.0.1", 0, {STATUS: heard})
+    server = await transport.serve("127.0.0.1", 0, {STATUS: counter})
     yield server.endpoint
     await server.stop()
 
 
-async def ask(endpoint: str) -> None:
+async def call_once(endpoint: str) -> None:
     channel = GrpcTransport().connect(endpoint)
     try:
         await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
@@ -44,12 +44,12 @@ async def ask(endpoint: str) -> None:
 
 
 async def test_who_calls_through_the_front_is_known_by_its_own_endpoint() -> None:
-    heard = Heard()
-    async with serving(heard) as endpoint:
+    counter = CallCounter()
+    async with serving(counter) as endpoint:
         for _ in range(3):
-            await ask(endpoint)
-    assert {remote.rpartition(":")[0] for remote in heard.remotes} == {"127.0.0.1"}
-    assert len(set(heard.remotes)) == 3, "each connection has a port of its own"
+            await call_once(endpoint)
+    assert {remote.rpartition(":")[0] for remote in counter.remotes} == {"127.0.0.1"}
+    assert len(set(counter.remotes)) == 3, "each connection has a port of its own"
 
 
 def test_a_place_is_listened_at_and_connected_to() -> None:

@@ -54,12 +54,12 @@ def largest(wire: WireType[Any], message: Any) -> int:
 
 def test_the_largest_honest_messages_are_within_their_methods_bounds() -> None:
     everything = SampleSet(bytes(MAX_SAMPLES // 8 - 1) + b"\x80")
-    held = tuple(HeldBuffers(boundary=BlockIndex(b), samples=everything) for b in (1, 2))
+    inventories = tuple(HeldBuffers(boundary=BlockIndex(b), samples=everything) for b in (1, 2))
     ready = StageReady(
         run_id=RunId("r" * 64),
         attempt=Attempt(1 << 31),
         done=frozenset(map(MicrobatchIndex, range(MAX_BATCH_SIZE))),
-        buffers=held,
+        buffers=inventories,
     )
     assert largest(methods.JOIN.request, ready) <= methods.JOIN.request_bytes
     sample = SampleTokens(sample=SampleId(1), token_ids=bytes(4 * MAX_SEQ_LENGTH))

@@ -30,8 +30,8 @@ def test_metadata_is_ascii_keyed_binary_and_bounded() -> None:
 @pytest.mark.parametrize("status", [s for s in grpc.StatusCode if s is not grpc.StatusCode.OK])
 def test_every_bare_grpc_error_becomes_one_of_ours(status: Any) -> None:
     error = from_status(status, "Some text of gRPC's", (), "peer:1")
-    gone = {"UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED"}
-    expected = errors.Unavailable if status.name in gone else errors.InternalError
+    lost_codes = {"UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED"}
+    expected = errors.Unavailable if status.name in lost_codes else errors.InternalError
     assert type(error) is expected
     assert error.message.startswith("peer:1: ")
     assert "gRPC" not in error.message

@@ -384,7 +384,7 @@ def test_whoever_is_told_may_end_it(opened: Opened, jsonl: Jsonl) -> None:
         opened(jsonl({"text": "w1"})).samples(2, VOCAB, on_batch=stop)
 
 
-# ---- what is told, and options that mean nothing
+# ---- printed lines, and options without effect
 
 
 def test_it_says_what_columns_mean_and_shows_the_first_document(

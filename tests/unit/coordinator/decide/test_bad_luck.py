@@ -480,7 +480,7 @@ def test_a_host_that_never_gets_over_it_is_waited_for_until_the_run_expires(
     assert kinds_in(swarm.run().detail)[:2] == [Kind.QUEUE_EXPIRED, Kind.AWAITS_SUSPENDED]
 
 
-# ---- a failure speaks against a peer where another one did better
+# ---- a failure counts against a peer where another one did better
 
 
 def test_who_has_no_replica_is_set_aside_from_the_run_alone(

@@ -55,7 +55,7 @@ offset = st.sampled_from([0, 0, 0, 0, -1, 1])
 samples = st.lists(st.sampled_from([0, 1, 4, 5, 6, 2**24 - 1]), min_size=1, unique=True)
 codes = st.sampled_from([*sorted(BY_CODE), "of-a-later-version"])
 
-# What peers say is drawn as (kind, peer, details) and made to fit the run as it then stands, since
+# Peers' messages are drawn as (kind, peer, details) and made to fit the run as it stands, since
 # messages of random attempts and steps would all be void.
 disturbances = st.one_of(
     st.tuples(st.just("hello"), peer_ids, st.none(), offset, st.booleans()),

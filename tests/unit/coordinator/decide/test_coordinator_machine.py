@@ -880,7 +880,7 @@ def test_what_is_over_or_unknown_cannot_be_cancelled_or_collected(
             assert swarm.handle(event(run_id)) == []
 
 
-# ---- what is said to whom
+# ---- messages and their receivers
 
 
 def test_export_and_release_go_to_every_stage(

@@ -103,7 +103,7 @@ def test_a_spare_replica_of_another_stage_moves(
     (last,) = next(stage.peers for stage in swarm.run().stages if len(stage.peers) == 1)
     for spare in sorted(peers.keys() - {last}) if rejoins else ():
         swarm.lose(peers[spare])
-        swarm.join(peers[spare])  # its hello tells what it holds
+        swarm.join(peers[spare])  # its hello lists its stages
         until_commits(swarm, swarm.run().committed_steps + 1)
     swarm.would_leave(peers[last])
     attempt = swarm.run().attempt.number

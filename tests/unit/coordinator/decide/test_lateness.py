@@ -418,7 +418,7 @@ def test_a_newcomer_for_which_all_wait_has_as_long_for_its_state_and_no_longer(
     assert finished_without(swarm, newcomer)
 
 
-# ---- links that fail: which end is broken, nobody can tell
+# ---- links that fail: nobody knows which end is broken
 
 
 def fail_of(swarm: Swarm, peer: FakePeer, about: str) -> None:

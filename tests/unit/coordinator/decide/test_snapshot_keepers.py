@@ -223,7 +223,7 @@ def test_another_is_not_asked_for_as_long_as_one_is_on_its_way(
     keeping: Keeping, make_spec: MakeSpec, a: FakePeer, b: FakePeer, c: FakePeer
 ) -> None:
     swarm = keeping(a, b, c)
-    swarm.deafen(c)  # it is asked, and says nothing
+    swarm.deafen(c)  # it has a request, and does not answer
     swarm.submit(make_spec(num_steps=9, save_steps=1))
     until_commits(swarm, 5)
     assert {save.step for _, save in swarm.said(SaveStage)} == {1}
@@ -438,7 +438,7 @@ def test_a_snapshot_whose_stage_nobody_has_any_more_is_none(
     assert swarm.run().past.snapshot is None
 
 
-# ---- when the job does not say
+# ---- when the job has no such option
 
 
 def test_a_job_that_does_not_say_is_saved_by_time(

@@ -1,4 +1,4 @@
-"""A boundary's ends on real streams: everything once, whoever breaks what, whoever says what."""
+"""A boundary's ends on real streams: everything once, after any break and any message."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -779,7 +779,7 @@ async def receive_step(
 ) -> list[Frame | SideInfoPart]:
     """Return the sender's messages of a step in order; acknowledge and commit it.
 
-    What comes next is learned as its step begins, or only when that is to say it.
+    The next bases are learned as the step begins, or only when they are sent.
     """
     if learns_at_once:
         up.bases.learn()
@@ -816,7 +816,7 @@ def coming(up: BoundaryEnd) -> list[SideInfo]:
 
 
 def assert_sent_before_needed(messages: Sequence[Frame | SideInfoPart]) -> list[bytes]:
-    """The names that were said, once each, and before the first frame that needs them."""
+    """Return the names that were sent, once each, and before the first frame that needs them."""
     names: list[bytes] = []
     for message in messages:
         if isinstance(message, SideInfoPart):
@@ -845,7 +845,7 @@ async def test_a_basis_is_said_once_a_connection_before_the_first_frame_that_nee
 async def test_a_new_basis_is_said_before_there_is_a_frame_that_needs_it(
     along: RunSpec, make_ends: MakeEnds, at_work: AtWork
 ) -> None:
-    """All boundaries of a pipeline say theirs at once, though frames come one after the other."""
+    """All boundaries of a pipeline send theirs at once, though frames come one after the other."""
     up, down = make_ends(along)
     async with at_work(up, down) as site:
         hand = await site.call()
@@ -924,6 +924,7 @@ async def test_frames_sent_again_over_a_new_stream_come_behind_their_basis(
         await up.boundary.wait_settled()
 
 
+@pytest.mark.thorough
 async def test_a_break_at_any_message_changes_nothing_along_a_basis(
     along: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
 ) -> None:
@@ -1022,6 +1023,7 @@ async def test_a_codebook_goes_up_before_the_first_gradient_that_needs_it_and_is
     assert basis_bytes > len(basis.data) / 2
 
 
+@pytest.mark.thorough
 async def test_a_break_at_any_message_changes_nothing_beside_a_codebook(
     book_spec: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
 ) -> None:

@@ -239,6 +239,7 @@ BUFFERED = [
 
 @every_size
 @pytest.mark.parametrize("codec", BUFFERED)
+@pytest.mark.sampled(5)
 def test_both_ends_hold_equal_buffers_after_every_frame_of_many_visits(
     make_coders: MakeCoders, codec: str, bits: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Bases in parts: what is said is lent, whichever frames go between the parts."""
+"""Bases in parts: a sent basis arrives, whichever frames go between the parts."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""A newcomer fetches its stage's state and applies what it heard meanwhile: it ends with the bits
+"""A newcomer fetches its stage's state and applies the sums of the meantime: it ends with the bits
 that the source has, whatever comes in between."""
 
 import asyncio
@@ -19,6 +19,7 @@ from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import OutOfTurn, Unavailable
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.net.transfer import serve_chunk_list, serve_chunks
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
 from swarm_ft.peer.state.exchange import StateExchange
@@ -37,7 +38,6 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.transfer import serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.doubles.clock import ManualClock
@@ -141,7 +141,7 @@ class Scene:
         )
 
     async def offer(self) -> None:
-        """The source offers its state, and says so."""
+        """Let the source offer its state and report it."""
         side = self.source
         exchange = StateExchange(side.context, side.state, side.folder, self.spec.digest(), None)
         newcomer = self.newcomer.context.peer_id
@@ -172,7 +172,7 @@ class Scene:
         )
 
     def sum(self, step: int, attempt: int = 1) -> None:
-        """The newcomer hears the sum."""
+        """Let the newcomer receive the sum."""
         encoded = CODEC.encode(gradient_of(step, self.num_values)).tensor
         self.catching_up.store_sum(
             Attempt(attempt), StepNumber(step), EncodedSum(((self.num_values, encoded),))

@@ -223,7 +223,7 @@ def train(meter: LinkMeter, now_s: float, rate: float, came_us: int | None = Non
     return there_s + 0.01
 
 
-# ---- whatever the other side says
+# ---- any messages of the other side
 
 
 @given(st.integers(0, MAX_CLOCK_US))

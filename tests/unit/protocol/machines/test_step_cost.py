@@ -172,7 +172,7 @@ def test_a_machine_with_fewer_cores_than_peers_is_what_a_step_waits_for() -> Non
 def test_another_run_has_its_share_of_a_peer_and_of_its_machine() -> None:
     assert step_cost(row(work(busy=1.0)), BARE).seconds == pytest.approx(0.8)
     pair = [work(machines=("one",)) for _ in range(2)]
-    # Two stages take 0.5 s of their own, in which 1.6 of them compute at once; one more half asks.
+    # Two stages take 0.5 s of their own, in which 1.6 of them compute at once; one more half waits.
     half, one = {"one": 0.5}, {"one": 1.0}
     for crowded in (row(*pair, cores=one, busy=half), row(*pair, cores=one, load=half)):
         found = step_cost(crowded, BARE)

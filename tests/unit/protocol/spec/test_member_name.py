@@ -1,4 +1,4 @@
-"""Names: what may be chosen, what follows from an id, and that two members are told apart."""
+"""Names: what may be chosen, what follows from an id, and that two members have different ones."""
 
 from itertools import combinations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -23,6 +23,14 @@ from swarm_ft.errors import (
 )
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.net.transfer import (
+    PART_BYTES,
+    Downloader,
+    OfferedShard,
+    offer,
+    serve_chunk_list,
+    serve_chunks,
+)
 from swarm_ft.protocol.messages.shard import (
     CHUNK_BYTES,
     ChunkList,
@@ -32,14 +40,6 @@ from swarm_ft.protocol.messages.shard import (
     ShardName,
 )
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.transfer import (
-    PART_BYTES,
-    Downloader,
-    OfferedShard,
-    offer,
-    serve_chunk_list,
-    serve_chunks,
-)
 from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, call
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
@@ -52,7 +52,7 @@ NAME = ShardName(run_id=RunId("run-1"), step=StepNumber(42), layers=LayerRange(0
 NUM_CHUNKS = 7
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 ALTERED = 5
-NOWHERE = ShardFile(digest=bytes(16), total_bytes=1)
+MISSING_FILE = ShardFile(digest=bytes(16), total_bytes=1)
 """A file that no source has."""
 
 
@@ -76,7 +76,7 @@ class Source:
 
     def __init__(self, offered: OfferedShard | None) -> None:
         self.offers = {NAME: offered} if offered is not None else {}
-        self.asked: list[int] = []
+        self.requests: list[int] = []
         self.server: Server | None = None
 
     async def on_list(self, stream: MessageStream[ChunkList, ShardName]) -> None:
@@ -102,8 +102,8 @@ class Counted:
         return await self._stream.receive()
 
     async def send(self, part: ChunkPart) -> None:
-        if part.chunk not in self._source.asked:
-            self._source.asked.append(part.chunk)
+        if part.chunk not in self._source.requests:
+            self._source.requests.append(part.chunk)
         await self._stream.send(await self._source.on_part(part) or part)
 
     async def finish(self) -> None:
@@ -272,7 +272,7 @@ async def test_a_restarted_newcomer_asks_only_for_what_is_missing(
         assert not path.exists()
         brought = await Newcomer(directory).take(shard, [B], path)
     assert path.read_bytes() == shard.path.read_bytes()
-    assert other.asked == [3, 4, 5, 6]
+    assert other.requests == [3, 4, 5, 6]
     assert brought == {B: shard.chunks.total_bytes - 3 * CHUNK_BYTES}
 
 
@@ -294,7 +294,7 @@ async def test_a_spoiled_chunk_on_the_own_disk_is_fetched_again(
     source = Source(shard)
     async with serving(directory, a=source):
         await Newcomer(directory).take(shard, [A], tmp_path / "taken")
-    assert source.asked == [ALTERED]
+    assert source.requests == [ALTERED]
     assert (tmp_path / "taken").read_bytes() == shard.path.read_bytes()
 
 
@@ -331,7 +331,7 @@ async def test_what_came_before_the_last_source_died_is_kept(
     again = Source(shard)
     async with serving(directory, a=again):
         await newcomer.take(shard, [A], path)
-    assert again.asked == [1, 2, 3, 4, 5, 6]
+    assert again.requests == [1, 2, 3, 4, 5, 6]
     assert path.read_bytes() == shard.path.read_bytes()
 
 
@@ -386,7 +386,7 @@ async def test_the_list_comes_from_the_first_source_whose_list_has_the_digest(
         assert newcomer.faults.keys() == {A, B}
         assert all(isinstance(error, ProtocolError) for error in newcomer.faults.values())
         with pytest.raises(Unavailable, match="no source has a list"):
-            await newcomer.downloader.list_chunks(NAME, NOWHERE, [A, B, C])
+            await newcomer.downloader.list_chunks(NAME, MISSING_FILE, [A, B, C])
         longer = replace(chunks.file, total_bytes=chunks.total_bytes + 1)
         with pytest.raises(Unavailable, match="no source has a list"):
             await newcomer.downloader.list_chunks(NAME, longer, [C])
@@ -468,8 +468,8 @@ async def test_requests_for_what_cannot_be_are_refused(
 async def test_a_file_that_is_gone_is_told_without_its_path(
     shard: OfferedShard, tmp_path: Path
 ) -> None:
-    gone = OfferedShard(path=tmp_path / "gone", chunks=shard.chunks)
-    async with a_channel(Source(gone)) as channel:
+    missing = OfferedShard(path=tmp_path / "gone", chunks=shard.chunks)
+    async with a_channel(Source(missing)) as channel:
         stream = channel.open(FETCH_CHUNKS)
         await stream.send(FetchRequest(name=NAME, first_chunk=0, num_chunks=1))
         with pytest.raises(Unavailable) as caught:
@@ -486,7 +486,7 @@ async def test_a_list_that_is_none_is_a_lie(
     newcomer = Newcomer(directory)
     async with serving(directory, a=Source(OfferedShard(path=shard.path, chunks=lie))):
         with pytest.raises(Unavailable):
-            await newcomer.downloader.list_chunks(NAME, NOWHERE, [A])
+            await newcomer.downloader.list_chunks(NAME, MISSING_FILE, [A])
     assert isinstance(newcomer.faults[A], MalformedMessage)
 
 
@@ -555,15 +555,15 @@ NUM_PARTS = CHUNK_BYTES // PART_BYTES
 async def test_a_saved_state_goes_while_nothing_else_wants_the_link(
     shard: OfferedShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_ft.transfer.BUSY_SHARE", 1e-9)
-    is_asked, is_quiet, call = asyncio.Event(), asyncio.Event(), Collected(SAVED)
+    monkeypatch.setattr("swarm_ft.net.transfer.BUSY_SHARE", 1e-9)
+    is_requested, is_quiet, call = asyncio.Event(), asyncio.Event(), Collected(SAVED)
 
     async def quiet() -> None:
-        is_asked.set()
+        is_requested.set()
         await is_quiet.wait()
 
     serving = asyncio.create_task(serve_chunks(call, {SAVED: shard}, quiet))
-    await is_asked.wait()
+    await is_requested.wait()
     assert len(call.parts) == 1
     is_quiet.set()
     await serving
@@ -573,16 +573,16 @@ async def test_a_saved_state_goes_while_nothing_else_wants_the_link(
 async def test_it_goes_slowly_where_the_link_is_never_free(
     shard: OfferedShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_ft.transfer.MAX_YIELD_S", 0.001)
-    call, asked = Collected(SAVED), 0
+    monkeypatch.setattr("swarm_ft.net.transfer.MAX_YIELD_S", 0.001)
+    call, num_requests = Collected(SAVED), 0
 
     async def busy() -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal num_requests
+        num_requests += 1
         await asyncio.Event().wait()
 
     await serve_chunks(call, {SAVED: shard}, busy)
-    assert len(call.parts) == asked == NUM_PARTS
+    assert len(call.parts) == num_requests == NUM_PARTS
 
 
 async def test_what_somebody_waits_for_gives_way_to_nothing(shard: OfferedShard) -> None:
