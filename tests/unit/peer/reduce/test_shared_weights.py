@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swarm_ft.errors import NonFinite, Unavailable
 from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, StepNumber
-from swarm_ft.peer.attempt import Connections
+from swarm_ft.peer.connections import Connections
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.links import Links
 from swarm_ft.peer.reduce.all_reduce import ReduceGroup, reduce_groups, synchronise
