@@ -1088,7 +1088,7 @@ async def test_peers_on_one_machine_are_notified_and_its_key_stays_with_the_coor
             both.append(JoinedPeer(office.channel, fake))
             await both[-1].hello()
         for joined in both:
-            assert await joined.hear() == MemoryShare(memory_bytes=600, num_peers=2)
+            assert await joined.receive() == MemoryShare(memory_bytes=600, num_peers=2)
         status = await swarm_status(office.channel)
     counted = {one.peer_id: (one.memory_bytes, one.offered_bytes) for one in status.members}
     assert counted == {"a": (600, 1000), "b": (600, 1000)}
