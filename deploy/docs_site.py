@@ -1,7 +1,7 @@
 """Hooks of the docs site: generated pages, the reports of benchmarks, and links into the code.
 
-`mkdocs.yml` names this file. The site has three parts that `docs/` has not: the reference of
-commands, made of the commands themselves; the Python API, made of `swarm_ft/__init__.pyi`; and
+`mkdocs.yml` names this file. The site has three parts that `docs/` has not. The reference of
+commands comes from the commands, the Python API from `swarm_ft/__init__.pyi`, and the reports are
 `benchmarks/reports`. A link from a page to another file of the repository becomes its text.
 """
 

@@ -3,7 +3,7 @@
     python -m deploy.lock_packages
 
 requests the files of each version from the package index. It keeps those for the systems named
-below, and the ones that pip would take here from any place: a build of torch for CPUs is on no
+below, and the ones that pip would take here from any place. A build of torch for CPUs is on no
 index that has all others. `make install`, CI and the image refuse whatever has another hash.
 """
 

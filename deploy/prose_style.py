@@ -21,9 +21,9 @@ from typing import NamedTuple
 FOLDERS = ("swarm_ft", "benchmarks", "deploy", "tests", "examples")
 LIMITS = {
     "fragment": 10,
-    "speech": 16,
-    "name": 306,
-    "long-sentence": 203,
+    "speech": 8,
+    "name": 288,
+    "long-sentence": 199,
     "wide-line": 0,
     "readme": 0,
 }
@@ -45,7 +45,7 @@ _NO_NAME = re.compile(
     r"(?:.*_)?(?:tells?|told|says?|said|hears?|heard|asks?|asked|retold|foretold)(?:_.*)?"
     r"|kept|given|held|lent|here|there|gone|went|came|whom?|whose|beside|nowhere|elsewhere"
 )
-# Names: code, and the subjects of a section's items. The field's own verb: a protocol is spoken.
+# Names: code, and the subjects of a section's items. Also a verb of the field, for protocols.
 _ALLOWED = re.compile(r"`[^`]*`|^\s+\w+:|\bspeaks? (?=(?:bare )?(?:gRPC|HTTP|TLS)\b)")
 _DIRECTIVE = re.compile(r"#(?:!|:? ?(?:noqa|type:|fmt:))")
 # A heading of a section, an item of one ("    count: samples."), an item of a list.

@@ -1,4 +1,4 @@
-"""How many examples property tests draw: a quarter in `make test`, all of them in CI."""
+"""The number of examples that property tests draw: a quarter in `make test`, all in CI."""
 
 import os
 

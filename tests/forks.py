@@ -1,8 +1,7 @@
 """Processes that begin with everything imported, in milliseconds.
 
-A process has one server that forks them, for all its tests: what it imports is settled when it
-begins, and so for all who use it. They are forked by a process without threads: those of gRPC, in
-tests before, survive no fork.
+A process has one server that forks them, for all its tests. The server's imports are the same for
+all of them. It has no threads when it forks: gRPC's threads, in tests before, survive no fork.
 """
 
 import multiprocessing

@@ -476,7 +476,7 @@ class _Meeting:
         self._opened(sock, Way.REVERSE if self._meet.is_caller else Way.DIRECT)
 
     async def _confirm(self, link: Link) -> None:
-        """As the caller, send the other side the choice of this stream, and report it."""
+        """Send the caller's choice of this stream to the other side, and report it."""
         if not self._meet.is_caller:
             return
         took_s = self._clock.now_s() - self._began_s

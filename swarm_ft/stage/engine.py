@@ -301,7 +301,7 @@ class StageEngine:
         return module
 
     def _log_differences(self) -> None:
-        """Log where the run trains the model otherwise than its config asks for."""
+        """Log where the run trains the model otherwise than its config requires."""
         train = self._spec.train
         if self.is_last and self._spec.model.tied_embeddings and not self._spec.keeps_tied:
             _log.info(

@@ -35,7 +35,7 @@ BACKWARD = ["q4+ef21", "top20+ef21+z", "q2+z", "q1t+d+z", "q1.2+z+last", "q3+las
 SHAPES = ((9, 20), (1, 1), (130, 3))
 ALONG = ("qk0.1", "aqk0.5")
 """Without a basis, and along one."""
-BESIDE = ("q1.2+z+book", "q3+book")
+WITH_CODEBOOK = ("q1.2+z+book", "q3+book")
 """Without a codebook, and with one."""
 
 
@@ -65,7 +65,7 @@ def rows() -> Iterator[dict[str, Any]]:
     for name in ALONG:
         for shape in SHAPES:
             yield from rows_along(name, shape)
-    for name in BESIDE:
+    for name in WITH_CODEBOOK:
         for shape in SHAPES:
             yield from rows_beside(name, shape)
 
@@ -83,8 +83,8 @@ def rows_along(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
         x[0] *= massive
         encoded = codec.with_side_info(way).encode(x, base)
         y = codec.with_side_info(way).decode(encoded, base)
-        said = {} if way is None else {"basis": way.data.hex()}
-        yield row_of(name, shape, encoded, y) | said
+        extra = {} if way is None else {"basis": way.data.hex()}
+        yield row_of(name, shape, encoded, y) | extra
 
 
 def rows_beside(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
@@ -96,8 +96,8 @@ def rows_beside(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
     for way in (None, basis):
         encoded = codec.with_side_info(way).encode(sample(shape, 1))
         y = codec.with_side_info(way).decode(encoded)
-        said = {} if way is None else {"basis": way.data.hex()}
-        yield row_of(name, shape, encoded, y) | said
+        extra = {} if way is None else {"basis": way.data.hex()}
+        yield row_of(name, shape, encoded, y) | extra
 
 
 def row_of(name: str, shape: tuple[int, int], encoded: EncodedTensor, y: Tensor) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def test_decodes_to_the_bits_of_the_table(backend: Backend, row: dict[str, Any])
 
 
 def test_the_table_is_there() -> None:
-    each = len(FORWARD) + len(BACKWARD) + 3 * len(ALONG) + 2 * len(BESIDE)
+    each = len(FORWARD) + len(BACKWARD) + 3 * len(ALONG) + 2 * len(WITH_CODEBOOK)
     assert len(table()) == len(SHAPES) * each
 
 

@@ -1,7 +1,7 @@
 """Stored buffers, to the byte: each backend alike, and as they always were.
 
-Both ends of a boundary keep what they pack by themselves, so a byte that differs between two
-machines, or two versions, is a buffer lost.
+Each end of a boundary stores the buffers that it packs by itself. A byte that differs between two
+machines, or two versions, loses a buffer.
 """
 
 import hashlib

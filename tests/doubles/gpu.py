@@ -1,13 +1,13 @@
-"""A GPU that there is none of: it computes on the CPU, and counts what a real one is asked for.
+"""A double of a GPU: it computes on the CPU, and counts the operations of a real one.
 
     gpu = CountedGpu()
     with gpu.present():
         encoded = codec.encode(gpu.tensor(x), None)     # codec's kernels are gpu.kernels()
     gpu.operations, gpu.waits
 
-Its tensors say that they are on `cuda:0`. As on a real one, what mixes them with the CPU's is an
+Its tensors claim to be on `cuda:0`. As on a real one, what mixes them with the CPU's is an
 error, and looking at a number waits. So does a copy that is not from or to pinned memory, or not
-said to be `non_blocking`. What its kernels cost is what Triton's have: see `_KERNELS`.
+marked `non_blocking`. What its kernels cost is what Triton's have: see `_KERNELS`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _DEVICE = torch.device("cuda:0")
 
 
 class _OnGpu(Tensor):
-    """A tensor that says it is on a GPU, and is not; torch, which may know no GPU, holds it for one
+    """A tensor that claims to be on a GPU, and is not; torch, which may lack one, holds it as one
     without values.
     """
 
-    held: Tensor
+    tensor: Tensor
     device = _DEVICE
     is_cuda = True
 
@@ -65,10 +65,12 @@ class _OnGpu(Tensor):
         raise AssertionError(f"{func}: while the GPU was not present")
 
 
-def _on_gpu(held: Tensor) -> _OnGpu:
+def _on_gpu(tensor: Tensor) -> _OnGpu:
     make: Any = Tensor._make_wrapper_subclass  # noqa: SLF001 - there is no public way
-    made: _OnGpu = make(_OnGpu, held.shape, strides=held.stride(), dtype=held.dtype, device="meta")
-    made.held = held
+    made: _OnGpu = make(
+        _OnGpu, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype, device="meta"
+    )
+    made.tensor = tensor
     return made
 
 
@@ -76,7 +78,7 @@ class CountedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """See the module's docstring.
 
     Attributes:
-        operations: how often each was asked for, of tensors on the GPU; views count.
+        operations: the number of each, of tensors on the GPU; views count.
         waits: for the GPU.
     """
 
@@ -110,13 +112,13 @@ class CountedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named, name = dict(kwargs or {}), func.overloadpacket.__name__
-        given = [x for x in (*args, *named.values()) if isinstance(x, Tensor)]
-        given += [x for part in args if isinstance(part, (list, tuple)) for x in part if _is(x)]
+        tensors = [x for x in (*args, *named.values()) if isinstance(x, Tensor)]
+        tensors += [x for part in args if isinstance(part, (list, tuple)) for x in part if _is(x)]
         to_gpu = torch.device(named.get("device") or "cpu").type in ("cuda", "meta")
         if name in ("is_pinned", "_pin_memory"):
-            return name == "_pin_memory" and _pinned(given[0].clone())
+            return name == "_pin_memory" and _pinned(tensors[0].clone())
         is_pinned = named.pop("pin_memory", None)
-        if not to_gpu and not any(isinstance(x, _OnGpu) for x in given):
+        if not to_gpu and not any(isinstance(x, _OnGpu) for x in tensors):
             made = func(*args, **named)
             return _pinned(made) if is_pinned else made
         self.operations[name] += 1
@@ -124,7 +126,7 @@ class CountedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             named["device"] = "cpu"
         if name in ("_to_copy", "copy_"):
             return self._copied(func, args, named, to_gpu=to_gpu)
-        _check_not_mixed(name, given)
+        _check_not_mixed(name, tensors)
         masks = args[1] if name in ("index", "index_put_") else ()
         self.waits += name in _LOOKS or any(m is not None and m.dtype == torch.bool for m in masks)
         made = func(*_unwrapped(args), **_unwrapped(named))
@@ -146,7 +148,7 @@ class CountedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*_unwrapped(args), **named)
         if not is_new:
             return cast(Tensor, args[0])
-        if made is args[0] or (ends[1] and made is args[0].held):
+        if made is args[0] or (ends[1] and made is args[0].tensor):
             made = made.clone()
         return _on_gpu(made) if ends[0] else cast(Tensor, made)
 
@@ -164,13 +166,13 @@ def _is_pinned(x: Tensor) -> bool:
     return getattr(x, "is_in_pinned_memory", False)
 
 
-def _check_not_mixed(name: str, given: Sequence[Tensor]) -> None:
-    if any(x.dim() and not isinstance(x, _OnGpu) for x in given):
+def _check_not_mixed(name: str, tensors: Sequence[Tensor]) -> None:
+    if any(x.dim() and not isinstance(x, _OnGpu) for x in tensors):
         raise AssertionError(f"{name}: of tensors on the GPU and on the CPU")
 
 
 def _unwrapped(x: Any) -> Any:
-    return tree_map(lambda part: part.held if isinstance(part, _OnGpu) else part, x)
+    return tree_map(lambda part: part.tensor if isinstance(part, _OnGpu) else part, x)
 
 
 def _wrapped(x: Any) -> Any:
@@ -200,7 +202,7 @@ class _GpuKernels(Kernels):
 
 def _inner(x: Tensor) -> Tensor:
     assert isinstance(x, _OnGpu), "a kernel was given a tensor on the CPU"
-    return x.held
+    return x.tensor
 
 
 def _moved(x: Any, move: Callable[[Tensor], Tensor]) -> Any:

@@ -31,8 +31,8 @@ class Job:
 def make_job(work_dir: Path) -> Job:
     """A small model, and tokens of which there is something to learn.
 
-    A step has two microbatches, and nothing is compressed: a sum of two is the same to the last
-    bit whoever computed which, and in whatever order, so losses do not depend on who is there.
+    A step has two microbatches, and nothing is compressed. A sum of two is the same to the last bit
+    in any order, and from any peers, so losses do not depend on the members.
     """
     torch.manual_seed(3)
     disable_progress_bar()

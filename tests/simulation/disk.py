@@ -1,7 +1,7 @@
 """A machine's disk: the journal in a real SQLite file, which outlives the process that wrote it.
 
-A killed process closes nothing. What it had committed is in the file and its write-ahead log, and
-both are copied as they are; SQLite then recovers from them as after a crash.
+A killed process closes nothing. Its commits are in the file and its write-ahead log, and both are
+copied as they are. SQLite then recovers from them as after a crash.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The links between machines, and the connections over them: delay, loss, silence. No calls yet.
 
 Modelled on TCP under gRPC: bytes of one direction of a connection arrive in order or not at all.
-So a message cannot be lost, doubled or reordered inside a connection that lives: a connection
-dies, with what is under way in it, and each side learns so in its own time, or by keepalive.
+So a message cannot be lost, doubled or reordered inside a connection that lives. A connection dies
+with all that is under way in it, and each side learns so in its own time, or by keepalive.
 """
 
 from __future__ import annotations

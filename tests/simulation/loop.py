@@ -1,6 +1,6 @@
 """An asyncio event loop on virtual time, in which processes can be paused and killed.
 
-Time stands still while code runs and jumps to the next timer when nothing is ready, so an hour
+Time stands still while code runs. It jumps to the next timer when nothing is ready, so an hour
 takes as long as its events do. There is no I/O: nothing here opens a socket, a pipe or a thread.
 What depends on memory addresses elsewhere (the order of sets of tasks) depends on numbers here.
 """

@@ -430,6 +430,7 @@ def _place(turn: Transition, run: Run, allocation: Allocation, place: _QueuePlac
         return False
     if _wait_for_keepers(turn, run):
         return False
+    run = turn.state.runs[run.run_id]  # the wait for keepers is over
     assignments = placement.assignments
     if not placement.is_by_speed:  # peers may swap their stages
         ways = turn.state.ways

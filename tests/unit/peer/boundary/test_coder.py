@@ -47,7 +47,7 @@ class WatchedStore(BufferStore):
         super().stage(key, record)
         self.staged[key] = record
 
-    def kept(self, key: BufferKey) -> BufferRecord:
+    def record_of(self, key: BufferKey) -> BufferRecord:
         """Return the committed record of this name; there must be one."""
         record = self.get(key)
         assert record is not None
@@ -71,9 +71,9 @@ def test_constants_are_kept_as_they_came_at_the_receiver_alone(codec: str, forwa
         model=model_spec(hidden_size=CHANNELS),
         train=train_spec(seq_length=TOKENS, micro_batch_size=2, **wanted),
     )
-    here, there = WatchedStore(), WatchedStore()
-    sender = FrameCoder(spec, run_id=RUN, boundary=BLOCK, store=here)
-    receiver = FrameCoder(spec, run_id=RUN, boundary=BLOCK, store=there, keeps_input=True)
+    sender_store, receiver_store = WatchedStore(), WatchedStore()
+    sender = FrameCoder(spec, run_id=RUN, boundary=BLOCK, store=sender_store)
+    receiver = FrameCoder(spec, run_id=RUN, boundary=BLOCK, store=receiver_store, keeps_input=True)
     for sample in (1, 4):  # one to train on, one that is held out
         x = torch.randn(TOKENS - 1, CHANNELS)
         frame = sender.encode(key(sample), x)
@@ -81,13 +81,13 @@ def test_constants_are_kept_as_they_came_at_the_receiver_alone(codec: str, forwa
         value = receiver.decode(frame)
         assert isinstance(value, torch.Tensor)
         assert receiver.read_cached_input(SampleId(sample), TOKENS - 1) is None, "the step is open"
-        there.commit()
+        receiver_store.commit()
         found = receiver.read_cached_input(SampleId(sample), TOKENS - 1)
         assert found is not None
         assert torch.equal(found, value)
-        assert there.kept(received(sample)).payload == frame.tensor.payload
+        assert receiver_store.record_of(received(sample)).payload == frame.tensor.payload
         assert receiver.read_cached_input(SampleId(sample), TOKENS) is None, "it has other tokens"
-    assert not here.staged
+    assert not sender_store.staged
     assert sender.read_cached_input(SampleId(1), TOKENS - 1) is None
 
 
@@ -116,7 +116,7 @@ def key(
 
 
 def encoded(coder: FrameCoder, name: FrameKey, x: torch.Tensor, *, as_key: bool = False) -> Frame:
-    """A frame; `as_key` as it is after a receiver without the base asked for one."""
+    """Encode a frame; `as_key` as after the request of a receiver without the base."""
     frame = coder.encode(name, x)
     return coder.encode_again(frame) if as_key and frame.kind is FrameKind.DELTA else frame
 
@@ -127,24 +127,24 @@ class Ends:
     def __init__(self, spec: RunSpec) -> None:
         self.train = spec.train
         self.shape = (spec.train.seq_length, spec.model.hidden_size)
-        self.here, self.there = WatchedStore(), WatchedStore()
+        self.sender_store, self.receiver_store = WatchedStore(), WatchedStore()
         self.sender, self.receiver = (
             FrameCoder(spec, run_id=RUN, boundary=BLOCK, store=store)
-            for store in (self.here, self.there)
+            for store in (self.sender_store, self.receiver_store)
         )
 
     def visit(
         self, sample: int, x: torch.Tensor, *, as_key: bool = False
     ) -> tuple[Frame, torch.Tensor]:
         """One frame there, checked in full; the frame and the value decoded."""
-        return self._pass(key(sample), x, self.sender, self.receiver, self.here, as_key)
+        return self._pass(key(sample), x, self.sender, self.receiver, self.sender_store, as_key)
 
     def back(
         self, sample: int, gradient: torch.Tensor, *, as_key: bool = False
     ) -> tuple[Frame, torch.Tensor]:
         """Pass a gradient on its way back; see `visit`."""
         name = key(sample, direction=Direction.BACKWARD)
-        return self._pass(name, gradient, self.receiver, self.sender, self.there, as_key)
+        return self._pass(name, gradient, self.receiver, self.sender, self.receiver_store, as_key)
 
     def _pass(
         self,
@@ -162,8 +162,8 @@ class Ends:
         self.assert_staged_equal()
         assert isinstance(value, torch.Tensor)
         if frame.kind is not FrameKind.DIRECT:
-            expected, kept = self.replayed(frame, base)
-            assert store.staged[sent(name.sample)].payload == self.packed(kept)
+            expected, stored = self.replayed(frame, base)
+            assert store.staged[sent(name.sample)].payload == self.packed(stored)
             assert torch.equal(value, expected)
         return frame, value
 
@@ -187,7 +187,10 @@ class Ends:
         return pack_buffer(value, self.train.buffer_bits)
 
     def assert_staged_equal(self) -> None:
-        for one, other in ((self.here, self.there), (self.there, self.here)):
+        for one, other in (
+            (self.sender_store, self.receiver_store),
+            (self.receiver_store, self.sender_store),
+        ):
             for name in one.staged:
                 if name.end is End.RESIDUAL:
                     assert name not in other.staged
@@ -198,15 +201,15 @@ class Ends:
     def assert_equal(self) -> None:
         self.assert_staged_equal()
         for sample in range(8):
-            assert self.here.get(sent(sample)) == self.there.get(received(sample))
-            assert self.there.get(sent(sample)) == self.here.get(received(sample))
+            assert self.sender_store.get(sent(sample)) == self.receiver_store.get(received(sample))
+            assert self.receiver_store.get(sent(sample)) == self.sender_store.get(received(sample))
 
     def commit(self) -> None:
-        for store in (self.here, self.there):
+        for store in (self.sender_store, self.receiver_store):
             store.commit()
 
     def rollback(self) -> None:
-        for store in (self.here, self.there):
+        for store in (self.sender_store, self.receiver_store):
             store.rollback()
 
 
@@ -266,8 +269,8 @@ def test_a_first_visit_sends_half_precision_and_later_ones_the_change(
     second, _ = ends.visit(0, x + 0.1)
     assert second.kind is FrameKind.DELTA
     assert second.tensor.codec == parse_codec_spec("aq4", Direction.FORWARD)
-    assert second.base_digest == ends.here.kept(sent(0)).digest
-    buffer = ends.here.staged[sent(0)]
+    assert second.base_digest == ends.sender_store.record_of(sent(0)).digest
+    buffer = ends.sender_store.staged[sent(0)]
     assert second.result_digest == fingerprint_of(buffer.digest, second.tensor.payload)
 
 
@@ -298,9 +301,9 @@ def test_what_is_used_is_finer_than_what_a_coarse_buffer_keeps(
     for _ in range(8):
         _, value = ends.visit(0, x)
         ends.commit()
-    kept = unpack_buffer(ends.here.kept(sent(0)).payload, 64, 64, 4)
+    buffer = unpack_buffer(ends.sender_store.record_of(sent(0)).payload, 64, 64, 4)
     errors = {
-        name: ((y - x).norm() / x.norm()).item() for name, y in (("used", value), ("kept", kept))
+        name: ((y - x).norm() / x.norm()).item() for name, y in (("used", value), ("kept", buffer))
     }
     assert 0.05 < errors["kept"] < 0.11
     assert errors["used"] < errors["kept"] / (7 if codec == "aq4" else 2.5)
@@ -315,8 +318,10 @@ def test_records_of_one_run_have_one_size_and_what_is_owed_has_16_bits(
         ends.visit(0, now[0])
         ends.back(0, gradient)
         ends.commit()
-        assert len(ends.here.kept(sent(0)).payload) == buffer_bytes(TOKENS, CHANNELS, bits)
-        owed = ends.there.kept(residual(0)).payload
+        assert len(ends.sender_store.record_of(sent(0)).payload) == buffer_bytes(
+            TOKENS, CHANNELS, bits
+        )
+        owed = ends.receiver_store.record_of(residual(0)).payload
         assert len(owed) == buffer_bytes(TOKENS, CHANNELS, 16)
 
 
@@ -327,10 +332,10 @@ def test_a_lost_coarse_buffer_is_repaired_by_a_key_frame_of_the_value(
     ends = make_coders(buffer_bits=bits)
     first, x = torch.randn(2, TOKENS, CHANNELS, generator=torch.Generator().manual_seed(1))
     ends.visit(0, first)
-    ends.here.commit()
-    ends.there.rollback()
+    ends.sender_store.commit()
+    ends.receiver_store.rollback()
     delta = ends.sender.encode(key(0), x)
-    base = unpack_buffer(ends.here.kept(sent(0)).payload, TOKENS, CHANNELS, bits)
+    base = unpack_buffer(ends.sender_store.record_of(sent(0)).payload, TOKENS, CHANNELS, bits)
     decoded = from_spec(delta.tensor.codec).decode(delta.tensor, base)
     assert isinstance(ends.receiver.decode(delta), Refusal)
     _, value = ends.visit(0, x, as_key=True)
@@ -342,10 +347,10 @@ def test_a_lost_coarse_buffer_is_repaired_by_a_key_frame_of_the_value(
 
 def test_a_step_that_does_not_commit_is_redone_from_the_same_bases(make_coders: MakeCoders) -> None:
     ends = make_coders()
-    kept, aborted, redone = torch.randn(3, TOKENS, CHANNELS, generator=torch.manual_seed(2))
-    ends.visit(0, kept)
+    committed, aborted, redone = torch.randn(3, TOKENS, CHANNELS, generator=torch.manual_seed(2))
+    ends.visit(0, committed)
     ends.commit()
-    base = ends.here.kept(sent(0))
+    base = ends.sender_store.record_of(sent(0))
     lost, _ = ends.visit(0, aborted)
     ends.rollback()
     again, _ = ends.visit(0, aborted)
@@ -354,8 +359,8 @@ def test_a_step_that_does_not_commit_is_redone_from_the_same_bases(make_coders: 
     other, _ = ends.visit(0, redone)
     assert other.base_digest == base.digest
     ends.commit()
-    assert ends.here.kept(sent(0)).digest != base.digest
-    assert ends.visit(0, redone)[0].base_digest == ends.here.kept(sent(0)).digest
+    assert ends.sender_store.record_of(sent(0)).digest != base.digest
+    assert ends.visit(0, redone)[0].base_digest == ends.sender_store.record_of(sent(0)).digest
 
 
 def test_a_sample_sent_twice_before_the_commit_counts_as_it_was_sent_last(
@@ -368,7 +373,7 @@ def test_a_sample_sent_twice_before_the_commit_counts_as_it_was_sent_last(
     as_key, _ = ends.visit(0, torch.full((TOKENS, CHANNELS), 2.0), as_key=True)
     ends.commit()
     ends.assert_equal()
-    left = ends.here.kept(sent(0)).digest
+    left = ends.sender_store.record_of(sent(0)).digest
     assert fingerprint_of(left, as_key.tensor.payload) == as_key.result_digest
 
 
@@ -381,13 +386,13 @@ def put(store: BufferStore, name: BufferKey, record: BufferRecord) -> None:
 def test_a_receiver_without_the_base_refuses_and_takes_a_key_frame(make_coders: MakeCoders) -> None:
     ends = make_coders()
     ends.visit(0, torch.ones(TOKENS, CHANNELS))
-    ends.here.commit()
-    ends.there.rollback()
+    ends.sender_store.commit()
+    ends.receiver_store.rollback()
     delta = ends.sender.encode(key(0), torch.full((TOKENS, CHANNELS), 2.0))
     refusal = ends.receiver.decode(delta)
     assert isinstance(refusal, Refusal)
     assert "not here" in refusal.reason
-    assert not ends.there.staged
+    assert not ends.receiver_store.staged
     _, value = ends.visit(0, torch.full((TOKENS, CHANNELS), 2.0), as_key=True)
     # What the delta would have made of the base.
     assert torch.allclose(value, torch.full((TOKENS, CHANNELS), 2.0), atol=0.1)
@@ -406,17 +411,17 @@ def warm(ends: Ends) -> None:
 def test_a_foreign_buffer_is_refused_by_its_digest(make_coders: MakeCoders) -> None:
     ends = make_coders()
     warm(ends)
-    put(ends.there, received(0), ends.there.kept(received(1)))
+    put(ends.receiver_store, received(0), ends.receiver_store.record_of(received(1)))
     refusal = ends.receiver.decode(ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS)))
     assert isinstance(refusal, Refusal)
     assert "other here" in refusal.reason
-    assert not ends.there.staged
+    assert not ends.receiver_store.staged
 
 
 def test_a_senders_own_foreign_buffer_is_refused_at_the_other_end(make_coders: MakeCoders) -> None:
     ends = make_coders()
     warm(ends)
-    put(ends.here, sent(0), ends.here.kept(sent(1)))
+    put(ends.sender_store, sent(0), ends.sender_store.record_of(sent(1)))
     delta = ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
     assert isinstance(ends.receiver.decode(delta), Refusal)
 
@@ -426,13 +431,16 @@ def test_a_torn_buffer_under_the_right_digest_is_refused_by_the_result(
 ) -> None:
     ends = make_coders()
     warm(ends)
-    whole, other = ends.there.kept(received(0)), ends.there.kept(received(1))
-    put(ends.there, received(0), replace(whole, payload=other.payload))
+    whole, other = (
+        ends.receiver_store.record_of(received(0)),
+        ends.receiver_store.record_of(received(1)),
+    )
+    put(ends.receiver_store, received(0), replace(whole, payload=other.payload))
     delta = ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
     refusal = ends.receiver.decode(delta)
     assert isinstance(refusal, Refusal)
     assert "does not match the frame's digest" in refusal.reason
-    assert not ends.there.staged
+    assert not ends.receiver_store.staged
 
 
 def test_bytes_that_were_altered_are_noticed_though_they_make_the_same_buffer(
@@ -457,7 +465,7 @@ def test_another_result_digest_refuses_a_delta_and_condemns_a_key_frame(
     key_frame = encoded(ends.sender, key(0), torch.ones(TOKENS, CHANNELS), as_key=True)
     with pytest.raises(BadFrame, match="although it is a key frame"):
         ends.receiver.decode(replace(key_frame, result_digest=bytes(16)))
-    assert not ends.there.staged
+    assert not ends.receiver_store.staged
 
 
 # ---- frames that do not fit the run
@@ -494,7 +502,7 @@ def assert_broken(ends: Ends, frame: Frame, looks: Iterable[Callable[[Frame], ob
     for look in looks:
         with pytest.raises(BadFrame):
             look(frame)
-    assert not ends.there.staged
+    assert not ends.receiver_store.staged
 
 
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
@@ -533,7 +541,7 @@ def test_a_key_frame_is_broken_in_a_run_without_buffers(
     ends = make_coders(forward_codec=codec)
     with pytest.raises(BadFrame, match=f"KEY of fp16 in a step whose forward codec is {codec}"):
         ends.receiver.decode(key_frame)
-    assert not ends.there.staged
+    assert not ends.receiver_store.staged
 
 
 def test_a_gradient_in_the_forward_codec_is_broken(make_coders: MakeCoders) -> None:
@@ -589,14 +597,14 @@ def test_whatever_bytes_come_nothing_infinite_or_foreign_is_kept(
     try:
         value = ends.receiver.decode(frame)
     except BadFrame:
-        assert not ends.there.staged
+        assert not ends.receiver_store.staged
         return
     if isinstance(value, Refusal):
-        assert not ends.there.staged
+        assert not ends.receiver_store.staged
     else:
         assert torch.isfinite(value).all()
         digest = fingerprint_of(pack_buffer(value))
-        assert ends.there.staged[received(0)].digest == digest
+        assert ends.receiver_store.staged[received(0)].digest == digest
         assert fingerprint_of(digest, payload) == claimed
 
 
@@ -660,7 +668,7 @@ def test_a_key_frame_that_was_asked_for_is_in_the_key_codec_too(
 ) -> None:
     ends = make_coders(key_codec=key_codec)
     warm(ends)
-    put(ends.there, received(0), ends.there.kept(received(1)))
+    put(ends.receiver_store, received(0), ends.receiver_store.record_of(received(1)))
     x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(5))
     assert isinstance(ends.receiver.decode(ends.sender.encode(key(0), x)), Refusal)
     frame, _ = ends.visit(0, x, as_key=True)
@@ -706,7 +714,7 @@ def test_the_next_visit_builds_on_what_a_fill_frame_left(make_coders: MakeCoders
 def test_a_fill_frame_that_was_refused_comes_as_a_key_frame(make_coders: MakeCoders) -> None:
     ends = make_coders(forward_codec="aq4", fill_codec="aq2", key_codec="q8")
     warm(ends)
-    put(ends.there, received(0), ends.there.kept(received(1)))
+    put(ends.receiver_store, received(0), ends.receiver_store.record_of(received(1)))
     x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(9))
     assert isinstance(ends.receiver.decode(ends.sender.encode(key(0), x)), Refusal)
     frame, value = ends.visit(0, x, as_key=True)
@@ -727,11 +735,11 @@ def test_a_frame_by_the_others_codec_is_broken(
 
 
 @pytest.mark.parametrize(
-    ("backward", "drain", "said"),
+    ("backward", "drain", "directions"),
     [("q4", "q2+z", ("q4t", "q2t+d+z")), ("q4+last", "q1+z+last", ("q4t+last", "q1t+d+last+z"))],
 )
 def test_the_last_microbatches_gradients_go_by_the_drain_codec(
-    make_coders: MakeCoders, backward: str, drain: str, said: tuple[str, str]
+    make_coders: MakeCoders, backward: str, drain: str, directions: tuple[str, str]
 ) -> None:
     """They are sent upstream, so that it is the receiver's turn."""
     ends = make_coders(backward_codec=backward, drain_codec=drain, drain_microbatches=2)
@@ -745,7 +753,7 @@ def test_the_last_microbatches_gradients_go_by_the_drain_codec(
             ends.sender.check(frame)
             assert not isinstance(ends.sender.decode(frame), Refusal)
             if frame.kind is not FrameKind.KEY:
-                assert str(frame.tensor.codec) == said[microbatch >= num_microbatches - 2]
+                assert str(frame.tensor.codec) == directions[microbatch >= num_microbatches - 2]
         ends.commit()
 
 
@@ -830,14 +838,16 @@ def test_what_was_sent_and_what_is_still_owed_add_up_to_all_gradients(
     for gradient in gradients(visits=8):
         frame, value = ends.back(0, gradient)
         assert frame.kind is FrameKind.DIRECT
-        assert ends.there.staged[residual(0)].payload == pack_buffer(gradient + owed - value)
+        assert ends.receiver_store.staged[residual(0)].payload == pack_buffer(
+            gradient + owed - value
+        )
         ends.commit()
-        owed = unpack_buffer(ends.there.kept(residual(0)).payload, TOKENS, CHANNELS)
+        owed = unpack_buffer(ends.receiver_store.record_of(residual(0)).payload, TOKENS, CHANNELS)
         difference += gradient.double() - value.double()
         rounding += owed.double().abs() * 2**-11 + 1e-10  # of residuals, which are kept as halves
         assert ((difference - owed.double()).abs() <= rounding).all()
-    assert len(ends.there) == 1
-    assert len(ends.here) == 0, "a residual is the sender's alone"
+    assert len(ends.receiver_store) == 1
+    assert len(ends.sender_store) == 0, "a residual is the sender's alone"
 
 
 @pytest.mark.parametrize("codec", ["q1+ef", "top10+ef"])
@@ -862,30 +872,30 @@ def test_a_residual_counts_only_once_its_step_commits(make_coders: MakeCoders, c
     ends = make_coders(backward_codec=codec)
     first, second, other = gradients(visits=3)
     ends.back(0, first)
-    assert ends.there.get(residual(0)) is None
+    assert ends.receiver_store.get(residual(0)) is None
     ends.commit()
-    kept = ends.there.get(residual(0))
+    stored = ends.receiver_store.get(residual(0))
     lost, _ = ends.back(0, second)
-    staged = ends.there.staged[residual(0)]
-    assert ends.there.get(residual(0)) == kept
+    staged = ends.receiver_store.staged[residual(0)]
+    assert ends.receiver_store.get(residual(0)) == stored
     ends.rollback()
     again, _ = ends.back(0, second)
     assert again == lost, "a step that is redone sends the same bytes"
-    assert ends.there.staged[residual(0)] == staged
+    assert ends.receiver_store.staged[residual(0)] == staged
     ends.rollback()
     ends.back(0, other)
     ends.commit()
-    assert ends.there.get(residual(0)) not in (kept, staged)
+    assert ends.receiver_store.get(residual(0)) not in (stored, staged)
 
 
 @every_residual
 def test_a_residual_is_its_samples_own(make_coders: MakeCoders, codec: str) -> None:
-    alone, beside = make_coders(backward_codec=codec), make_coders(backward_codec=codec)
+    alone, paired = make_coders(backward_codec=codec), make_coders(backward_codec=codec)
     for gradient in gradients(visits=3):
         frame, _ = alone.back(0, gradient)
-        beside.back(1, gradient * 1000)
-        assert beside.back(0, gradient)[0] == frame
-        for ends in (alone, beside):
+        paired.back(1, gradient * 1000)
+        assert paired.back(0, gradient)[0] == frame
+        for ends in (alone, paired):
             ends.commit()
 
 
@@ -898,14 +908,14 @@ def test_a_gradient_that_is_not_finite_is_not_sent_and_leaves_nothing(
     good = next(gradients(visits=1))
     ends.back(3, good)
     ends.commit()
-    kept = [ends.there.get(name(3)) for name in (sent, residual)]
+    records = [ends.receiver_store.get(name(3)) for name in (sent, residual)]
     spoilt = good.clone()
     spoilt[1, 2] = bad
     for name in (key(3, 7, Direction.BACKWARD), key(4, 7, Direction.BACKWARD)):
         with pytest.raises(NonFinite, match=f"^sample {name.sample}, step 7, backward: "):
             ends.receiver.encode(name, spoilt)
-    assert not ends.there.staged
-    assert [ends.there.get(name(3)) for name in (sent, residual)] == kept
+    assert not ends.receiver_store.staged
+    assert [ends.receiver_store.get(name(3)) for name in (sent, residual)] == records
 
 
 @every_ef21
@@ -921,7 +931,7 @@ def test_ef21_begins_with_a_gradient_and_goes_on_with_changes(
         ends.commit()
         ends.assert_equal()
     assert kinds == [FrameKind.KEY] + [FrameKind.DELTA] * 5
-    assert ends.there.get(residual(0)) is None
+    assert ends.receiver_store.get(residual(0)) is None
 
 
 @pytest.mark.parametrize("codec", [codec for codec in EF21 if not codec.startswith("qc")])
@@ -950,8 +960,8 @@ def test_ef21_leaves_the_buffers_of_activations_alone(make_coders: MakeCoders) -
         _, back = ends.back(0, gradient)
         ends.commit()
         ends.assert_equal()
-        assert ends.here.kept(sent(0)).payload == pack_buffer(value)
-        assert ends.here.kept(received(0)).payload == pack_buffer(back)
+        assert ends.sender_store.record_of(sent(0)).payload == pack_buffer(value)
+        assert ends.sender_store.record_of(received(0)).payload == pack_buffer(back)
 
 
 def test_a_lost_buffer_of_gradients_is_refused_and_repaired_by_a_key_frame(
@@ -960,8 +970,8 @@ def test_a_lost_buffer_of_gradients_is_refused_and_repaired_by_a_key_frame(
     ends = make_coders(backward_codec="q4+ef21")
     first, second, third = gradients(visits=3)
     ends.back(0, first)
-    ends.there.commit()
-    ends.here.rollback()
+    ends.receiver_store.commit()
+    ends.sender_store.rollback()
     delta = ends.receiver.encode(key(0, direction=Direction.BACKWARD), second)
     assert isinstance(ends.sender.decode(delta), Refusal)
     frame, _ = ends.back(0, second, as_key=True)
@@ -985,7 +995,7 @@ def test_an_activation_that_is_not_finite_is_not_sent(
     x[3, 5] = bad
     with pytest.raises(NonFinite, match=r"^sample 0, step 0, forward: .*finite"):
         ends.sender.encode(key(0), x)
-    assert not ends.here.staged
+    assert not ends.sender_store.staged
 
 
 @pytest.mark.parametrize("codec", ["aq4", "q4", "fp16", "aq2+z", "aqc0.5", "aqtop10", "q4t+d"])
@@ -995,9 +1005,9 @@ def test_one_samples_outlier_never_touches_another(make_coders: MakeCoders, code
         outlier = now[1].clone()
         outlier[2, 3] = 1e30
         alone = quiet.visit(0, now[0]), quiet.visit(1, now[1])
-        beside = wild.visit(1, outlier), wild.visit(0, now[0])
-        assert beside[1][0] == alone[0][0]
-        assert torch.equal(beside[1][1], alone[0][1])
+        expected = wild.visit(1, outlier), wild.visit(0, now[0])
+        assert expected[1][0] == alone[0][0]
+        assert torch.equal(expected[1][1], alone[0][1])
         quiet.commit()
         wild.commit()
 
@@ -1011,8 +1021,8 @@ def test_gradients_leave_no_buffer(make_coders: MakeCoders) -> None:
     value = ends.sender.decode(frame)
     assert isinstance(value, torch.Tensor)
     assert torch.allclose(value, gradient, atol=gradient.abs().max().item() / 200)
-    assert not ends.here.staged
-    assert not ends.there.staged
+    assert not ends.sender_store.staged
+    assert not ends.receiver_store.staged
 
 
 def test_one_store_keeps_both_boundaries_of_a_stage_apart(make_spec: MakeSpec) -> None:
@@ -1042,7 +1052,7 @@ def test_whole_frames_are_as_small_as_promised(
     number = (1 << 20) + 5  # a sample whose numbers take more than one byte
     plain = 4 * tokens * channels
     ends.sender.encode(key(number, step=100_000), x)
-    ends.here.commit()
+    ends.sender_store.commit()
     delta = ends.sender.encode(key(number, step=100_000), x + change)
     assert delta.kind is FrameKind.DELTA
     assert wire_bytes(delta) <= plain / 7
@@ -1067,8 +1077,8 @@ def test_samples_of_different_lengths_have_buffers_of_their_own(
             assert frame.kind is (FrameKind.DELTA if step else FrameKind.KEY)
             frame, value = ends.back(sample, x)
             assert value.shape == (tokens, 32)
-        ends.here.commit()
-        ends.there.commit()
+        ends.sender_store.commit()
+        ends.receiver_store.commit()
     frame, _ = ends.visit(1, torch.randn(3, 32, generator=generator))
     assert frame.kind is FrameKind.KEY, "a buffer of another length is of no use"
     for tokens in (0, 17):
@@ -1098,9 +1108,9 @@ def test_held_out_samples_go_direct_and_leave_nothing(
             frame, value = ends.visit(train.num_samples + number, x)
             assert (frame.kind, str(frame.tensor.codec)) == (FrameKind.DIRECT, codec)
             assert torch.equal(value, x) == (codec == "none")
-            assert not ends.here.staged
-            assert not ends.there.staged
-            ends.here.commit()
+            assert not ends.sender_store.staged
+            assert not ends.receiver_store.staged
+            ends.sender_store.commit()
 
 
 def test_a_held_out_sample_in_another_codec_is_refused() -> None:
@@ -1164,11 +1174,11 @@ def test_a_residual_goes_to_the_next_codec(
     ends = make_coders(backward_codec=codecs[0])
     ends.back(0, torch.randn(TOKENS, CHANNELS))
     ends.commit()
-    owed = ends.there.kept(residual(0))
+    owed = ends.receiver_store.record_of(residual(0))
     begin(ends, Codecs("aq4", codecs[1]))
     frame, _ = ends.back(0, torch.zeros(TOKENS, CHANNELS))
     assert str(frame.tensor.codec).startswith(codecs[1].partition("+")[0])
-    left = ends.there.staged[residual(0)]
+    left = ends.receiver_store.staged[residual(0)]
     assert left.payload != owed.payload
     size = [unpack_buffer(one.payload, TOKENS, CHANNELS).norm() for one in (left, owed)]
     assert size[0] < size[1], "some of it was sent"
@@ -1230,25 +1240,25 @@ def test_a_frame_before_its_step_may_be_by_any_codec_that_could_follow(
 
 
 class AlongEnds(Ends):
-    """Both ends, and what the sender's stage learns; the receiver is lent what it is said."""
+    """Both ends, and what the sender's stage learns; the receiver gets each basis that is sent."""
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         self.bases = SideInfoStore()
-        self.lent: dict[bytes, SideInfo] = {}
+        self.received_bases: dict[bytes, SideInfo] = {}
         self.sender = FrameCoder(
-            spec, run_id=RUN, boundary=BLOCK, store=self.here, side_info=self.bases
+            spec, run_id=RUN, boundary=BLOCK, store=self.sender_store, side_info=self.bases
         )
 
     def carry(self, frame: Frame) -> torch.Tensor | Refusal:
         """Decode a frame at the receiver, with its basis if that is new there."""
         needed = side_info_needed(frame.tensor)
-        if needed and needed not in self.lent:
+        if needed and needed not in self.received_bases:
             basis = self.sender.side_info_of(frame)
             assert basis is not None
-            self.lent[needed] = self.receiver.read_side_info(basis.data)
-            assert self.lent[needed].name == needed
-        return self.receiver.decode(frame, self.lent.get(needed))
+            self.received_bases[needed] = self.receiver.read_side_info(basis.data)
+            assert self.received_bases[needed].name == needed
+        return self.receiver.decode(frame, self.received_bases.get(needed))
 
     def step(self, values: dict[int, torch.Tensor], step: int = 0) -> list[Frame]:
         """All samples there, and the commit at both ends."""
@@ -1303,7 +1313,7 @@ def test_the_first_step_is_plain_and_later_ones_go_along_a_basis(make_spec: Make
     assert side_info_needed(first.tensor) not in {b"", *needed[-1]}, (
         "first activations have their own"
     )
-    basis = ends.lent[side_info_needed(first.tensor)]
+    basis = ends.received_bases[side_info_needed(first.tensor)]
     assert isinstance(basis, Basis)
     assert basis.mean is not None
 
@@ -1323,7 +1333,7 @@ def test_direct_frames_go_along_a_basis_of_first_activations(make_spec: MakeSpec
         for frame in ends.step(now):
             assert frame.kind is FrameKind.DIRECT
             assert bool(side_info_needed(frame.tensor)) == (visit > 0)
-    assert not len(ends.here)
+    assert not len(ends.sender_store)
 
 
 def test_fill_frames_go_along_the_same_basis(make_spec: MakeSpec) -> None:
@@ -1357,12 +1367,14 @@ def test_a_frame_whose_basis_is_not_here_is_broken_and_leaves_all_as_it_was(
         ends.step(now)
     frame = encoded(ends.sender, key(0), visits[4][0], as_key=as_key)
     other = next(
-        basis for name, basis in ends.lent.items() if name != side_info_needed(frame.tensor)
+        basis
+        for name, basis in ends.received_bases.items()
+        if name != side_info_needed(frame.tensor)
     )
     for wrong in (None, other):
         with pytest.raises(BadFrame, match="basis"):
             ends.receiver.decode(frame, wrong)
-    assert not ends.there.staged
+    assert not ends.receiver_store.staged
     assert isinstance(ends.carry(frame), torch.Tensor)
 
 
@@ -1373,7 +1385,7 @@ def test_a_lost_buffer_is_repaired_along_the_basis_of_first_activations(
     visits = list(moving(visits=5))
     for now in visits[:3]:
         ends.step(now)
-    put(ends.there, received(0), ends.there.kept(received(1)))
+    put(ends.receiver_store, received(0), ends.receiver_store.record_of(received(1)))
     delta = ends.sender.encode(key(0), visits[3][0])
     assert isinstance(ends.carry(delta), Refusal)
     again = ends.sender.encode_again(delta)
@@ -1485,7 +1497,7 @@ def gradient_frames(ends: AlongEnds, values: dict[int, torch.Tensor]) -> list[Fr
 def test_gradients_are_sent_beside_what_those_of_earlier_steps_taught(
     make_spec: MakeSpec,
 ) -> None:
-    ends, names, told = gradient_ends(make_spec), [], []
+    ends, names, announced = gradient_ends(make_spec), [], []
     assert ends.sender.has_side_info(Direction.BACKWARD)
     assert not ends.sender.has_side_info(Direction.FORWARD)
     for now in moving(visits=6):
@@ -1497,14 +1509,14 @@ def test_gradients_are_sent_beside_what_those_of_earlier_steps_taught(
         names.append(side_info_needed(frames[0].tensor))
         new = [basis.name for basis in ends.sender.new_side_info(Direction.BACKWARD, [])]
         assert new == ([names[-1]] if names[-1] != names[-2:][0] else [])
-        told += [basis.name for basis in ends.sender.next_side_info(Direction.BACKWARD)]
-        assert bool(told) == (len(names) >= 5), "the fourth step makes the second one"
+        announced += [basis.name for basis in ends.sender.next_side_info(Direction.BACKWARD)]
+        assert bool(announced) == (len(names) >= 5), "the fourth step makes the second one"
         ends.commit()
     assert not names[0]
     assert names[1] == names[2] == names[3] == names[4] != names[5]
-    assert [names[5]] == told
+    assert [names[5]] == announced
     assert ends.bases.get(SideInfoKey(BLOCK, TensorKind.FIRST)) is None
-    assert len(ends.here) == len(ends.there) == 0, "nothing is kept of samples"
+    assert len(ends.sender_store) == len(ends.receiver_store) == 0, "nothing is kept of samples"
 
 
 def test_gradients_of_a_step_that_is_redone_are_the_same_bytes(make_spec: MakeSpec) -> None:

@@ -23,7 +23,7 @@ def train(swarm: Swarm, spec: RunSpec, *peers: FakePeer, steps: int = 2) -> None
 
 
 class Between(NamedTuple):
-    """What a policy takes: a state, a run of it that waits between two steps, and the time."""
+    """A policy's input: a state, a run of it that waits between two steps, and the time."""
 
     state: SwarmState
     run: Run

@@ -38,7 +38,7 @@ def trains(swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Swarm
 
 
 def policy(seen: list[tuple[int, int]], action: Action | None) -> Policy:
-    """A policy that notes the steps of the run, and of the state's run, for which it was asked."""
+    """A policy that notes the steps of the run, and of the state's run, of each call."""
 
     def decides(state: SwarmState, run: Run, _now_s: float) -> Action | None:
         seen.append((run.committed_steps, state.runs[run.run_id].committed_steps))
