@@ -1,5 +1,6 @@
 """Snapshots at peers: keepers, their number over time, and the restart of a lost stage."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
@@ -290,6 +291,7 @@ def test_keepers_that_are_away_are_waited_for_before_a_run_goes_further_back(
     assert swarm.run().phase is RunPhase.FINISHED
     assert [step.step for step in swarm.history[RUN]] == list(range(9))
     assert swarm.num_rollbacks == 1
+    assert swarm.run().keeping.missing_since_s == math.inf, "a later wait begins anew"
 
 
 def test_at_last_a_run_goes_on_without_keepers_that_do_not_come_back(
