@@ -26,13 +26,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from swarm_ft.base.sealing import Sealer, new_key
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.codec.stored import buffer_bytes
 from swarm_ft.digest import fingerprint_of
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainSpec
 from swarm_ft.protocol.spec.training_plan import VisitOrder, step_samples
-from swarm_ft.sealing import Sealer, new_key
 
 BITS = (16, 8, 4)
 BUDGETS = (0.1, 0.5, 1.0)

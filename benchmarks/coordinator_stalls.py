@@ -34,8 +34,8 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.facts.events import Record
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.draws import PROFILE, draws
+from tests.sampled import mark_cases
 
 # The same examples in every run, so that a change alone makes a test fail that did not before;
 # `quick` draws the first quarter of those of `full`, which CI takes. To look for others:
@@ -57,12 +58,15 @@ def pytest_collection() -> Generator[None, object, object]:
         atexit.register(gc.unfreeze)  # or extension modules would say that they leak
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that may take long come first, so that no worker is alone with one at the end.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Leave cases of `sampled` tests to `make test-rest`; files that may take long come first.
 
-    How long is told by their timeouts; files of the same ones stay in order, and so do tests.
+    So no worker is alone with a long file at the end. A file's longest timeout tells how long it
+    may take; files with equal timeouts stay in order, and so do tests.
     """
+    mark_cases(item for item in items if item.get_closest_marker("sampled"))
+    yield
     timeouts_s: dict[Path, float] = {}
     for item in items:
         mark = item.get_closest_marker("timeout")

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.errors import SwarmError
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
 from swarm_ft.reach.transport import HomeTransport

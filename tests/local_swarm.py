@@ -17,9 +17,9 @@ from typing import Self
 
 import torch
 
+from swarm_ft.base.clock import Clock, SystemClock
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.missing_snapshots import forget_missing_snapshots
 from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of

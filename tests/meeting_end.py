@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.errors import SwarmError

@@ -31,13 +31,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore a file of another worker."""
+    return (collection_path.match("test_*.py") and _is_anothers(collection_path, config)) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Drop tests of other workers from files on the command line, which pytest always collects."""
+    items[:] = [item for item in items if not _is_anothers(item.path, config)]
+
+
+def _is_anothers(path: Path, config: pytest.Config) -> bool:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if not worker or not collection_path.match("test_*.py"):
-        return None
-    count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    parts = _parts(config.getoption("weights"), count)
-    name = collection_path.relative_to(ROOT).as_posix()
-    return parts.get(name, 0) != int(worker.removeprefix("gw")) or None
+    if not worker:
+        return False
+    parts = _parts(config.getoption("weights"), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    return parts.get(path.relative_to(ROOT).as_posix(), 0) != int(worker.removeprefix("gw"))
 
 
 @cache

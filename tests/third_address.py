@@ -25,7 +25,7 @@ from typing import Any
 
 import grpc
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.identity.certificates import key_name

@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.lab.host import THIS_MACHINE, Host
 from benchmarks.lab.hub import Link
+from swarm_ft.base.failpoints import VARIABLE, reached_file
 from swarm_ft.client.demo_input import DemoInput
-from swarm_ft.failpoints import VARIABLE, reached_file
 from tests.cli.conftest import Shell, Spawned
 
 DELAYED = Link(delay_ms=10.0)

@@ -18,13 +18,13 @@ import torch
 from swarm_ft.api.connections import SwarmConnection
 from swarm_ft.api.listen_options import ListenOptions
 from swarm_ft.api.peer_process import start_peer
+from swarm_ft.base.log import configure
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.cli.running import run_async
 from swarm_ft.codec.kernels import coding_device
 from swarm_ft.discovery.directory import KnownCoordinator, checked_record
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
-from swarm_ft.log import configure
 from swarm_ft.peer.buffer_storage import BufferStorage
 from swarm_ft.peer.node import PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers

@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.gpu.member import StaticDirectory
 from benchmarks.gpu.processes import Processes, free_ports
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted

@@ -18,10 +18,10 @@ from benchmarks.slow_network.work import Work
 from swarm_ft.api.connections import SwarmConnection, join
 from swarm_ft.api.listen_options import ListenOptions
 from swarm_ft.api.peer_process import start_peer
+from swarm_ft.base.log import configure
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.cli.running import on_stop_signal, run_async
 from swarm_ft.ids import PeerId
-from swarm_ft.log import configure
 from swarm_ft.peer.buffer_storage import BufferStorage
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers

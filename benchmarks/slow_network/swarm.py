@@ -162,7 +162,7 @@ def bits_per_value(spec: CodecSpec) -> float:
         case CodecName.QC | CodecName.AQC:
             return max(0.0, math.log2(math.sqrt(2 * math.pi * math.e) / spec.number))
         case CodecName.QK | CodecName.AQK:
-            return spec.usual_bits
+            return spec.nominal_bits
         case _:
             return spec.number
 

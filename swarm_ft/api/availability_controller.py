@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import BadOption
-from swarm_ft.log import get_logger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def parse_availability(hours: str | None, pause_when: tuple[str, ...]) -> Availa
         BadOption: The hours are malformed, or this system can detect none of the cases. The
             function logs a warning if it can detect only some.
     """
-    from swarm_ft.machine_use import CannotTell
+    from swarm_ft.base.machine_use import CannotTell
     from swarm_ft.peer.availability import Availability, PauseWhen, parse_hours
 
     cases, refusals = [], []
@@ -85,7 +85,7 @@ class MonthlyTraffic:
 
     def used_up(self) -> str:
         """Return the reason why no traffic is left this month; empty if some is left."""
-        from swarm_ft.private_files import atomic_write
+        from swarm_ft.base.private_files import atomic_write
 
         passed = self._shape.passed_bytes
         today = datetime.now().astimezone().date()
@@ -118,7 +118,7 @@ def applies_now(case: PauseWhen) -> bool:
     Raises:
         CannotTell: This system cannot detect the case.
     """
-    from swarm_ft import machine_use
+    from swarm_ft.base import machine_use
     from swarm_ft.peer.availability import PauseWhen
 
     checks: dict[PauseWhen, Callable[[], bool]] = {
@@ -169,7 +169,7 @@ class AvailabilityController:
                 continue
 
     def _look_once(self) -> frozenset[PauseWhen]:
-        from swarm_ft.machine_use import CannotTell
+        from swarm_ft.base.machine_use import CannotTell
 
         found = set()
         for case in self.manners.pause_when:

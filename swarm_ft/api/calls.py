@@ -167,11 +167,11 @@ async def _serve(
         BadInput: An argument is not usable.
         SwarmError: This machine cannot join; the error is the cause.
     """
-    lent = from_keywords(ServeOptions, dict(options))
+    serve_options = from_keywords(ServeOptions, dict(options))
     way = parse_swarm_address(invite, tuple(initial_peers), dht_prefix)
     ready: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
-    task = await _up(serve_until_cancelled(way, lent, ready.set_result), ready)
-    return RunningPeer(task, ready.result(), lent.leave_timeout_s)
+    task = await _up(serve_until_cancelled(way, serve_options, ready.set_result), ready)
+    return RunningPeer(task, ready.result(), serve_options.leave_timeout_s)
 
 
 serve = blocking("serve", _serve)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from swarm_ft.discovery import Directory
     from swarm_ft.discovery.dht import DhtDirectory
     from swarm_ft.discovery.fallback_directory import FallbackDirectory
-    from swarm_ft.enrol import Membership
     from swarm_ft.identity.invites import Invite
     from swarm_ft.identity.keys import PrivateKey
     from swarm_ft.identity.records import Signer
     from swarm_ft.identity.roles import Role
+    from swarm_ft.net.enrol import Membership
     from swarm_ft.reach.shaping import Shape
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.base import Server
@@ -121,7 +121,7 @@ class SwarmConnection:
         """
         if self.credentials is None:
             return grpc
-        from swarm_ft.clock import SystemClock
+        from swarm_ft.base.clock import SystemClock
         from swarm_ft.discovery.directory import find_coordinator
         from swarm_ft.reach.transport import HomeTransport
         from swarm_ft.transport.grpc_options import CONTROL_ANSWER_S, GrpcOptions
@@ -268,8 +268,8 @@ async def join(
             yield SwarmConnection(directory=dht)
         return
     from swarm_ft.discovery.directory import find_coordinator
-    from swarm_ft.enrol import enrol, keep_enrolled
     from swarm_ft.identity.keys import key_at, new_key
+    from swarm_ft.net.enrol import enrol, keep_enrolled
 
     own = key_at(key_file) if key_file else new_key()
     member = await enrol(way.invite, own, chosen_name)
@@ -321,10 +321,10 @@ async def _directory_of(
     from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
     from swarm_ft.discovery.directory import find_coordinator
     from swarm_ft.discovery.fallback_directory import FallbackDirectory
-    from swarm_ft.enrol import renew_enrolment
     from swarm_ft.errors import DirectoryUnreachable
     from swarm_ft.identity.certificates import key_name
     from swarm_ft.identity.records import Signer
+    from swarm_ft.net.enrol import renew_enrolment
 
     options = DhtOptions(
         initial_peers=initial_peers or member.initial_peers,

@@ -168,8 +168,8 @@ def check_swarm(options: CoordinatorOptions) -> None:
     A journal without keys is another matter: with new ones no member of that swarm could return.
 
     Raises:
-        BadOption: The swarm lacks its keys, or has keys and `--insecure` is set, or an address of
-            a swarm without keys is not on this machine.
+        BadOption: The swarm lacks its keys, or has keys despite `--insecure`; or an address is not
+            on this machine, with `--insecure`.
     """
     folder, journal = options.keys, options.journal
     nodes = options.nodes

@@ -22,7 +22,9 @@ from swarm_ft.api.coordinator_options import MEMORY_JOURNAL, CoordinatorOptions
 from swarm_ft.api.documents import event_fields, row_fields, status_fields
 from swarm_ft.api.listen_options import LISTEN_ANYWHERE, ListenOptions, own_address_towards
 from swarm_ft.api.swarm_keys import open_keys
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.sealing import sealing_key_at
 from swarm_ft.coordinator.enrolment import Enrolment
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
@@ -39,7 +41,6 @@ from swarm_ft.identity.authority import Authority, WebCertificate
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
-from swarm_ft.log import get_logger
 from swarm_ft.page.server import LOOPBACK, HttpAddresses, HttpOptions, http_places, serve_http
 from swarm_ft.page.status_cache import Documents
 from swarm_ft.protocol.messages.meeting import RelayPlace
@@ -47,7 +48,6 @@ from swarm_ft.protocol.spec.bounds import host_of, is_loopback
 from swarm_ft.protocol.spec.sizes import format_size
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.transport import FrontedTransport
-from swarm_ft.sealing import sealing_key_at
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, Method, Server, until_one_ends
 from swarm_ft.transport.grpc_options import GrpcOptions, addresses_of, check_address

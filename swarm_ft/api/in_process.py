@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from swarm_ft.api.connections import in_background
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.clock import SystemClock
 from swarm_ft.codec.kernels import coding_device
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.member_names import MemberNames

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from swarm_ft.api.keyword_errors import keyword_errors
+from swarm_ft.base.systems import new_loop
 from swarm_ft.errors import BadOption
-from swarm_ft.systems import new_loop
 
 SIGNAL_POLL_S = 0.5
 P = ParamSpec("P")

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
 
+from swarm_ft.base.private_files import make_private, open_private, private_folder
+from swarm_ft.base.systems import lock_file
 from swarm_ft.errors import BadOption
-from swarm_ft.private_files import make_private, open_private, private_folder
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.options import Option, Size, check
-from swarm_ft.systems import lock_file
 
 KEY_FILE, LOCK_FILE = "key.pem", "lock"
 CACHES = {

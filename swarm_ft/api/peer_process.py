@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm_ft import systems
 from swarm_ft.api.availability_controller import (
     USE_FILE,
     AvailabilityController,
@@ -38,11 +37,12 @@ from swarm_ft.api.resources import (
     check_memory,
 )
 from swarm_ft.api.serve_options import ServeOptions
-from swarm_ft.clock import SystemClock
+from swarm_ft.base import systems
+from swarm_ft.base.clock import SystemClock
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.member_name import ChosenName
 from swarm_ft.stage.names import check_allowed_models, check_device_name, check_model_folders

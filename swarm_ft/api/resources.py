@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm_ft import systems
+from swarm_ft.base import systems
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.sizes import format_size
 

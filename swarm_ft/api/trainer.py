@@ -21,11 +21,11 @@ from swarm_ft.api.keywords import JobKeywords, TrainerKeywords
 from swarm_ft.api.local_swarm import LocalSwarm
 from swarm_ft.api.loop import run_awaitable, run_blocking
 from swarm_ft.api.translation import TranslatedJob, check_argument_names, translate_arguments
+from swarm_ft.base.log import get_logger
 from swarm_ft.client.options import JobOptions
 from swarm_ft.client.report import RunReport, metrics_of
 from swarm_ft.client.reporting import event_metrics
 from swarm_ft.errors import BadOption, OutOfTurn
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RunEvent
 from swarm_ft.protocol.spec.options import build, by_names, suggestion
 

@@ -15,15 +15,15 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.private_files import private_folder
+from swarm_ft.base.systems import lock_file
 from swarm_ft.buffers.memory import Visits
 from swarm_ft.buffers.records import NOWHERE, BufferKey, End, Index
 from swarm_ft.buffers.slab import PAGE_BYTES, Slab, SlabError, SlabIdentity, SlotTable, run_of
 from swarm_ft.digest import digest_of
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import BlockIndex, RunId
-from swarm_ft.log import get_logger
-from swarm_ft.private_files import private_folder
-from swarm_ft.systems import lock_file
 
 # ---- the directory of a peer's buffers: one folder a run, one process at a time
 

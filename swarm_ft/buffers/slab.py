@@ -21,14 +21,14 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from swarm_ft.base.private_files import FILE_MODE, make_private
+from swarm_ft.base.sealing import SEAL_BYTES, Sealer
+from swarm_ft.base.systems import write_all
 from swarm_ft.buffers.memory import Visits
 from swarm_ft.buffers.records import BufferKey, BufferRecord, End, samples_of
 from swarm_ft.digest import DIGEST_BYTES
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
-from swarm_ft.sealing import SEAL_BYTES, Sealer
-from swarm_ft.systems import write_all
 
 # ---- the checksum of records on disk: XXH3 of 128 bits
 #

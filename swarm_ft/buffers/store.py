@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.buffers.disk import BufferDirectory, DiskTier
 from swarm_ft.buffers.memory import MemoryTier, UnknownVisits, Visits
 from swarm_ft.buffers.records import (
@@ -27,7 +28,6 @@ from swarm_ft.buffers.tiers import ReadJob, Tiers
 from swarm_ft.errors import InternalError
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.reports import BufferCounts
-from swarm_ft.sealing import Sealer
 
 
 class BufferStore:

@@ -22,13 +22,13 @@ import click
 
 from swarm_ft.api.connections import client_key_file
 from swarm_ft.api.peer_home import KEY_FILE, cache_folder, homes
+from swarm_ft.base.systems import sync_data
 from swarm_ft.build import described_version
 from swarm_ft.cli.options import examples, json_flag, log_option
 from swarm_ft.cli.running import run_async
 from swarm_ft.cli.swarm_options import parse_invite_argument
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.sizes import format_size
-from swarm_ft.systems import sync_data
 
 if TYPE_CHECKING:
     from swarm_ft.identity.invites import Invite
@@ -257,7 +257,7 @@ def _own_keys() -> Iterator[PrivateKey]:
 
 
 async def _measured_by(invite: Invite, key: PrivateKey) -> tuple[float, float]:
-    from swarm_ft.enrol import call_as_newcomer
+    from swarm_ft.net.enrol import call_as_newcomer
     from swarm_ft.peer.capacity import measure_link_or_raise
     from swarm_ft.protocol.messages.capacity import Machine
 

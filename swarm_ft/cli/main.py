@@ -16,12 +16,12 @@ from typing import Any
 
 import click
 
+from swarm_ft.base.systems import hide_in_command_line
 from swarm_ft.build import described_version
 from swarm_ft.cli.defaults import defaults_for
 from swarm_ft.cli.groups import CommandGroup
 from swarm_ft.cli.options import examples
 from swarm_ft.errors import BadInput, SwarmError
-from swarm_ft.systems import hide_in_command_line
 
 COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
     "Start": {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from swarm_ft import log
+from swarm_ft.base import log
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.options import OptionField, build, option_fields
 from swarm_ft.protocol.spec.sizes import parse_size

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm_ft import systems
+from swarm_ft.base import systems
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import MalformedMessage, Unavailable
-from swarm_ft.log import get_logger
 
 if TYPE_CHECKING:
     from swarm_ft.peer.node import PeerNode

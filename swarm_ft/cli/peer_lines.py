@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarm_ft.log import get_logger
+from swarm_ft.base.log import get_logger
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,11 +16,11 @@ import click
 
 from swarm_ft.api.connections import DHT_PREFIX, SwarmAddress, SwarmConnection, join, state_folder
 from swarm_ft.api.listen_options import ListenOptions
+from swarm_ft.base.log import get_logger
 from swarm_ft.cli.options import examples, json_flag, log_format_option, log_option, takes
 from swarm_ft.cli.running import run_until_stopped, show_start
 from swarm_ft.cli.swarm_options import parse_invite_argument, prompt_invite
 from swarm_ft.errors import BadOption
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.options import Option, check
 

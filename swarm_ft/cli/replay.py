@@ -166,8 +166,8 @@ def _names(journal: Path, moment: Moment) -> MemberNames:
 
 
 def _key(path: Path | None) -> bytes | None:
+    from swarm_ft.base.sealing import sealing_key_at
     from swarm_ft.errors import BadOption
-    from swarm_ft.sealing import sealing_key_at
 
     if path is None:
         return None
@@ -261,8 +261,8 @@ def _serve(moment: Moment, until: Iterator[Moment], *, as_json: bool) -> None:
     import json
 
     from swarm_ft.api.coordinator_process import DOCUMENTS
+    from swarm_ft.base.clock import SystemClock
     from swarm_ft.cli.running import run_until_stopped
-    from swarm_ft.clock import SystemClock
     from swarm_ft.coordinator.recorded_history import RecordedHistory, ReplayView
     from swarm_ft.page.server import HttpOptions, serve_http
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft import log
-from swarm_ft.systems import STOP_SIGNALS, run_loop
+from swarm_ft.base import log
+from swarm_ft.base.systems import STOP_SIGNALS, run_loop
 
 if TYPE_CHECKING:
     from swarm_ft.client.data.progress import Listener, ReadProgress

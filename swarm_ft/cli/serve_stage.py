@@ -69,20 +69,20 @@ def serve_stage(way: SwarmAddress, options: ServeOptions, as_json: bool) -> None
     show_start("starting the peer; libraries take some seconds to load", as_json=as_json)
     load(*PEER_MODULES)
 
-    async def work(lent: PreparedPeer) -> None:
-        async with join(way, lent.key_file, options.name or "") as swarm:
-            await _serve(swarm, lent, as_json=as_json)
+    async def work(prepared: PreparedPeer) -> None:
+        async with join(way, prepared.key_file, options.name or "") as swarm:
+            await _serve(swarm, prepared, as_json=as_json)
 
-    with prepare_peer(way, options) as lent:
+    with prepare_peer(way, options) as prepared:
         if not as_json:
-            click.echo(lent.resources.in_words())
-        run_async(lambda: work(lent))
+            click.echo(prepared.resources.in_words())
+        run_async(lambda: work(prepared))
 
 
 # ---- a peer from its first to its last line
 
 
-async def _serve(swarm: SwarmConnection, lent: PreparedPeer, *, as_json: bool) -> None:
+async def _serve(swarm: SwarmConnection, prepared: PreparedPeer, *, as_json: bool) -> None:
     """Run the peer until a stop signal, and print its address once it listens.
 
     Raises:
@@ -91,37 +91,37 @@ async def _serve(swarm: SwarmConnection, lent: PreparedPeer, *, as_json: bool) -
     from swarm_ft.api.peer_process import enforce_availability, start_peer
 
     line = PeerLine()
-    lent.availability.on_change = line.print_above
-    offer = await lent.node_options(swarm)
+    prepared.availability.on_change = line.print_above
+    offer = await prepared.node_options(swarm)
 
     def drain_on_signal(node: PeerNode) -> None:
-        on_each_stop_signal(_drain_first(node, line, lent.options.leave_timeout_s))
+        on_each_stop_signal(_drain_first(node, line, prepared.options.leave_timeout_s))
 
     up = start_peer(
         swarm,
-        lent.options.listening,
+        prepared.options.listening,
         offer,
-        lent.make_engine,
-        lent.shape,
+        prepared.make_engine,
+        prepared.shape,
         on_made=drain_on_signal,
         on_leave=line.show,
     )
     async with up as peer:
         is_encrypted = bool(swarm.credentials)
-        _show(offer, lent, peer, is_encrypted=is_encrypted, as_json=as_json)
-        carry_out = partial(_carry_out, peer.node, line, lent.availability)
+        _show(offer, prepared, peer, is_encrypted=is_encrypted, as_json=as_json)
+        carry_out = partial(_carry_out, peer.node, line, prepared.availability)
         control = PeerControl(offer.peer_id, peer.node, carry_out, peer.name)
-        home = lent.home.path if lent.home else None
+        home = prepared.home.path if prepared.home else None
 
         async def show_reachability() -> None:
-            await _tell_reached(peer.transport, swarm.coordinator, as_json=as_json)
+            await _report_reachability(peer.transport, swarm.coordinator, as_json=as_json)
             if not as_json:
-                line.start(StatusLine(peer.node, lent.shape))
+                line.start(StatusLine(peer.node, prepared.shape))
 
         async with (
             in_background(show_reachability()),
             control.listening(home),
-            enforce_availability(peer.node, lent.availability),
+            enforce_availability(peer.node, prepared.availability),
         ):
             try:
                 await peer.run()
@@ -166,7 +166,7 @@ def _drain_first(
     return stop
 
 
-async def _tell_reached(
+async def _report_reachability(
     transport: GrpcTransport | HomeTransport, coordinator: str | None, *, as_json: bool
 ) -> None:
     from swarm_ft.reach.transport import HomeTransport
@@ -176,7 +176,7 @@ async def _tell_reached(
 
 
 def _show(
-    offer: PeerOptions, lent: PreparedPeer, peer: Peer, *, is_encrypted: bool, as_json: bool
+    offer: PeerOptions, prepared: PreparedPeer, peer: Peer, *, is_encrypted: bool, as_json: bool
 ) -> None:
     from swarm_ft.protocol.spec.bounds import host_of, is_loopback
     from swarm_ft.transport.grpc_options import ADVICE, restarts_after_idle
@@ -192,7 +192,7 @@ def _show(
             "encrypted": is_encrypted,
             "encrypted_at_rest": offer.encrypts,
             "only_here": only_here,
-            "lends": lent.resources.fields(),
+            "lends": prepared.resources.fields(),
         }
         click.echo(json.dumps(document))
         return

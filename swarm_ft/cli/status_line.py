@@ -33,7 +33,7 @@ class StatusLine:
 
     def __call__(self) -> str:
         """Return the line, with rates since the previous call."""
-        from swarm_ft.systems import resident_bytes
+        from swarm_ft.base.systems import resident_bytes
 
         doing, now_s = self._node.current_work, self._now_s()
         up, down = self._up.words(now_s), self._down.words(now_s)

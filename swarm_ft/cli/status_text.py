@@ -76,8 +76,8 @@ async def connect_to_coordinator(way: SwarmAddress) -> AsyncIterator[SwarmClient
     if way.invite is None:
         credentials, found = None, way.coordinator
     else:
-        from swarm_ft.enrol import enrol
         from swarm_ft.identity.keys import key_at
+        from swarm_ft.net.enrol import enrol
 
         member = await enrol(way.invite, key_at(client_key_file()))
         credentials, found = member.credentials, way.coordinator or member.coordinator

@@ -190,7 +190,7 @@ async def _live(watched: TopData, console: Console) -> None:
     """Redraw the screen until q or Ctrl-C."""
     from rich.live import Live
 
-    from swarm_ft.systems import keys_pressed
+    from swarm_ft.base.systems import keys_pressed
 
     await watched.fetch_status()
     has_news = asyncio.Event()

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from swarm_ft.base.private_files import FOLDER_MODE, make_private
 from swarm_ft.errors import BadOption, ProtocolError
-from swarm_ft.private_files import FOLDER_MODE, make_private
 
 MANIFEST = "swarm_ft_export.json"
 _HEADER_LENGTH_BYTES = 8

@@ -442,7 +442,7 @@ def bytes_per_value(spec: CodecSpec) -> float:
     activations instead.
     """
     if spec.is_directional:
-        return spec.usual_bits / 8
+        return spec.nominal_bits / 8
     noise = torch.randn(PROBED_TOKENS, PROBED_CHANNELS, generator=torch.Generator().manual_seed(0))
     base = torch.zeros_like(noise) if spec.is_delta else None
     return len(from_spec(spec).encode(noise, base).payload) / noise.numel()

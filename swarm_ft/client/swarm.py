@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import Busy, NotFound, ProtocolError, SwarmError, Unavailable
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId, SampleId
-from swarm_ft.log import get_logger
+from swarm_ft.net.transfer import Downloader
 from swarm_ft.protocol.messages.capacity import Placed, PlaceRequest
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
@@ -39,7 +40,6 @@ from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.transfer import Downloader
 from swarm_ft.transport.base import Channel, Transport, call
 from swarm_ft.transport.methods import CANCEL, COLLECTED, EVENTS, PLACE, STATUS, SUBMIT, WATCH
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.client.card import CARD, model_card
 from swarm_ft.client.data.progress import Listener, ReadProgress
 from swarm_ft.client.export import assemble, shard_dir
@@ -26,7 +27,6 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.trace import TraceFile, open_trace
 from swarm_ft.errors import NotFound, RunFailed, RunMismatch, SwarmError
 from swarm_ft.ids import RunId
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.capacity import Placed
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus
 from swarm_ft.protocol.messages.events import Rollback

@@ -104,6 +104,9 @@ _DELTAS = {CodecName.AQ, CodecName.AQTOP, CodecName.AQC, CodecName.AQK}
 _GRIDS = {CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC}
 _CONSTANT_QUALITY = {CodecName.QC, CodecName.AQC, CodecName.QK, CodecName.AQK}
 _LEARNED = {CodecName.QK, CodecName.AQK}
+_OF_BITS = {CodecName.NONE, CodecName.FP16, CodecName.BF16, CodecName.Q, CodecName.AQ}
+OTHER_BITS = 4.0
+"""Bits per value assumed of codecs whose number means something else."""
 _AXES = {"": Axis.NONE, "f": Axis.FRAME, "c": Axis.CHANNEL, "t": Axis.TOKEN, "tc": Axis.BOTH}
 _AXIS_TEXTS = {axis: text for text, axis in _AXES.items()}
 _FEEDBACKS = {each.name.lower(): each for each in Feedback if each is not Feedback.NONE}
@@ -181,13 +184,16 @@ class CodecSpec:
         return self.name in _LEARNED
 
     @property
-    def usual_bits(self) -> float:
-        """Usual bits a value of codecs along directions, about, from benchmarks/reports/quality.md.
+    def nominal_bits(self) -> float:
+        """Approximate bits per value, for estimates that encode nothing.
 
-        At constant quality a smaller change takes fewer bits; these are means over runs.
+        At constant quality a smaller change takes fewer bits. Of codecs along directions these are
+        means over runs, from benchmarks/reports/quality.md; of others no mean is known.
         """
-        at_one, power = (0.45, 0.9) if self.is_delta else (1.0, 0.65)
-        return at_one / math.pow(self.number, power)
+        if self.is_directional:
+            at_one, power = (0.45, 0.9) if self.is_delta else (1.0, 0.65)
+            return at_one / math.pow(self.number, power)
+        return self.number if self.name in _OF_BITS else OTHER_BITS
 
     def to_header(self) -> bytes:
         """Return four bytes that name the codec in an encoded tensor."""

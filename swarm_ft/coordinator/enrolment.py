@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.member_names import MemberNames
 from swarm_ft.errors import BadOption, JournalError, NotAllowed
@@ -16,7 +17,6 @@ from swarm_ft.identity.authority import Authority, utc_now
 from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.roles import Role
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
 from swarm_ft.protocol.spec.member_name import default_name

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from swarm_ft.clock import Clock
+from swarm_ft.base.clock import Clock
+from swarm_ft.base.log import get_logger
 from swarm_ft.coordinator.facts.connectivity import Connectivity, NatInfo, pair_of
 from swarm_ft.coordinator.relays import ConnectedRelay, Distances, RelayRegistry, nearest
 from swarm_ft.errors import MalformedMessage, NotAllowed, Unavailable
 from swarm_ft.identity.keys import PrivateKey
 from swarm_ft.identity.roles import Role
 from swarm_ft.identity.tickets import Ticket, member_hash, sign_ticket
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.meeting import (
     MEETING_BYTES,

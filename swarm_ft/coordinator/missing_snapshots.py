@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.errors import SwarmError
-from swarm_ft.log import get_logger
 from swarm_ft.snapshots.store import SnapshotStore
 
 logger = get_logger(__name__)

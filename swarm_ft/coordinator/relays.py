@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import Busy, MalformedMessage, NotAllowed, Unavailable
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RelayStatus
 from swarm_ft.protocol.messages.meeting import (
     MAX_RELAYS,

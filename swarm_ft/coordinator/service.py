@@ -14,9 +14,10 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
+from swarm_ft.base.clock import Clock
+from swarm_ft.base.log import get_logger
 from swarm_ft.build import described_version
-from swarm_ft.clock import Clock
 from swarm_ft.coordinator.capacity import Capacity, check_lent
 from swarm_ft.coordinator.decide.faults import run_at_fault, run_of
 from swarm_ft.coordinator.decide.machine import decide
@@ -88,7 +89,6 @@ from swarm_ft.errors import (
 )
 from swarm_ft.identity.roles import Caller
 from swarm_ft.ids import PeerId, RunId
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import (
@@ -528,7 +528,7 @@ class CoordinatorService:
 
     def _log_share(self, peer_id: PeerId, share: MemoryShare) -> None:
         logger.info(
-            "peer %s: placements count %s of its memory; %d peers share its machine",
+            "peer %s: placements count %s of its memory; peers on its machine: %d",
             *(self._names.shown(peer_id), format_size(share.memory_bytes), share.num_peers),
         )
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+from swarm_ft.base.sealing import new_key
 from swarm_ft.coordinator.facts.quotas import Quotas, Upload
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
@@ -43,7 +44,6 @@ from swarm_ft.protocol.spec import sample_rows
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
-from swarm_ft.sealing import new_key
 from swarm_ft.transport.base import MessageStream, until_one_ends
 
 MAX_SUBMISSIONS = 16

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.systems import socket_parent
 from swarm_ft.discovery.directory import checked_record, readable_records
 from swarm_ft.discovery.hivemind_parts import (
     P2P,
@@ -42,8 +44,6 @@ from swarm_ft.errors import (
 )
 from swarm_ft.identity.records import Signer, is_key_name, signed_endpoint
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
-from swarm_ft.log import get_logger
-from swarm_ft.systems import socket_parent
 
 OPEN_TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 10.0

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import BadOption, Unavailable
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import is_endpoint
 
 

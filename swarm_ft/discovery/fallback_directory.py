@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
-from swarm_ft.log import get_logger
 
 logger = get_logger(__name__)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from swarm_ft.base.private_files import make_private, private_folder
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.certificates import (
     AUTHORITY_LIFETIME_S,
@@ -32,7 +33,6 @@ from swarm_ft.identity.keys import (
 )
 from swarm_ft.identity.records import Signer
 from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
-from swarm_ft.private_files import make_private, private_folder
 
 KEY_FILE, CERTIFICATE_FILE, COORDINATOR_FILE = "authority.key", "authority.pem", "coordinator.key"
 PAGE_KEY_FILE, PAGE_CERTIFICATE_FILE = "page.key", "page.crt"

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from swarm_ft.base.private_files import atomic_write, make_private, open_private, private_folder
 from swarm_ft.errors import BadOption, MalformedMessage
-from swarm_ft.private_files import atomic_write, make_private, open_private, private_folder
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey

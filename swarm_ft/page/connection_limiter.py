@@ -17,7 +17,7 @@ from typing import cast
 
 from aiohttp import web
 
-from swarm_ft.log import get_logger
+from swarm_ft.base.log import get_logger
 from swarm_ft.protocol.spec.bounds import clean_text, cut_text
 from swarm_ft.transport.admission import address_of
 

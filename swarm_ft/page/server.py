@@ -24,11 +24,12 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from swarm_ft.clock import Clock
+from swarm_ft.base.clock import Clock
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.private_files import atomic_write, open_private
 from swarm_ft.errors import BadInput, BadOption, Busy, NotFound, OutOfTurn, PortInUse, SwarmError
 from swarm_ft.identity.authority import WebCertificate
 from swarm_ft.ids import RunId
-from swarm_ft.log import get_logger
 from swarm_ft.page.connection_limiter import (
     MAX_CONNECTIONS,
     MAX_SCRAPES,
@@ -39,7 +40,6 @@ from swarm_ft.page.guard import HEADER, Guard, is_own_name
 from swarm_ft.page.live import Live
 from swarm_ft.page.metrics import Metrics
 from swarm_ft.page.status_cache import Documents, StatusCache, StatusSource
-from swarm_ft.private_files import atomic_write, open_private
 from swarm_ft.protocol.spec.bounds import is_endpoint, is_loopback
 from swarm_ft.transport.admission import address_of
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from swarm_ft.clock import Clock
+from swarm_ft.base.clock import Clock
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import (
     MAX_PAGE_RUNS,

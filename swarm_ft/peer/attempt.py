@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
 from swarm_ft.codec.spec import Direction, parse_dp_spec
 from swarm_ft.errors import BadCodec, MalformedMessage, OutOfTurn
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId

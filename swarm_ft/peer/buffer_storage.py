@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferStore, End
 from swarm_ft.buffers.disk import find_runs, folders_older_than
 from swarm_ft.buffers.records import Samples
 from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
-from swarm_ft.log import get_logger
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.messages.control import Assign
 from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet
@@ -29,7 +30,6 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import VisitOrder, step_samples
-from swarm_ft.sealing import Sealer
 
 # ---- where a peer stores its buffers, and how much space it lends
 

@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 from random import Random
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import Busy, SwarmError, Unavailable
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.capacity import SAMPLE_BYTES, LinkEcho, LinkSample, Machine
 from swarm_ft.transport.base import Channel, MessageStream
 from swarm_ft.transport.methods import MEASURE_LINK

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from swarm_ft.clock import Clock
+from swarm_ft.base.clock import Clock
 from swarm_ft.ids import RunId
 from swarm_ft.peer.fair_queue import FairQueue
 from swarm_ft.protocol.spec.priority import Claim

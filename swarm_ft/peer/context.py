@@ -11,17 +11,17 @@ from typing import ParamSpec, TypeAlias, TypeVar
 
 import torch
 
-from swarm_ft.clock import Clock
+from swarm_ft.base.clock import Clock
 from swarm_ft.codec.base import CPU
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import OutOfMemory
 from swarm_ft.ids import PeerId
+from swarm_ft.net.transfer import OfferedShard
 from swarm_ft.peer.compute import ComputeHandle
 from swarm_ft.peer.links import Links
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import FromPeer
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.transfer import OfferedShard
 from swarm_ft.transport.base import Transport
 
 P = ParamSpec("P")

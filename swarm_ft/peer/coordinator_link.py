@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.discovery.directory import Directory, find_coordinator
 from swarm_ft.errors import NotAllowed, SwarmError, VersionMismatch
 from swarm_ft.identity.roles import COORDINATOR_NAME
-from swarm_ft.log import get_logger
 from swarm_ft.peer.links import Backoff
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
 from swarm_ft.transport.base import Channel, MessageStream, Transport, until_one_ends

@@ -6,9 +6,9 @@ coordinator, which all runs share.
 
 from __future__ import annotations
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import InternalError, OutOfMemory, SwarmError, Unavailable
 from swarm_ft.ids import Attempt, PeerId, RunId
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.control import StageFailed
 from swarm_ft.transport.base import first_error
 

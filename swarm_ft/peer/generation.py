@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import Busy, MalformedMessage, NotFound, OutOfTurn, Unavailable
-from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.protocol.messages.generation import (
     MAX_PART_TOKENS,

@@ -10,11 +10,12 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.buffers import BufferStore
 from swarm_ft.digest import file_stem
 from swarm_ft.errors import InternalError, OutOfMemory, OutOfTurn, SwarmError
 from swarm_ft.ids import RunId
-from swarm_ft.log import get_logger
+from swarm_ft.net.transfer import offer
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.failures import failure_of, stage_failed
@@ -37,7 +38,6 @@ from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transfer import offer
 from swarm_ft.transport.base import first_error
 
 logger = get_logger(__name__)

@@ -25,7 +25,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Protocol, TypeVar
 
-from swarm_ft.clock import Clock
+from swarm_ft.base.clock import Clock
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import (
     OutOfTurn,
     ProtocolError,
@@ -35,7 +36,6 @@ from swarm_ft.errors import (
     VersionMismatch,
 )
 from swarm_ft.ids import PeerId, RunId
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES
 from swarm_ft.protocol.machines.link import (
     Connected,

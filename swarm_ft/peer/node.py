@@ -21,15 +21,23 @@ from typing import Any
 
 import torch
 
+from swarm_ft.base.clock import Clock
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.buffers import BufferStore
 from swarm_ft.build import described_version
-from swarm_ft.clock import Clock
 from swarm_ft.codec.base import CPU
 from swarm_ft.digest import check_spec_digest
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId
-from swarm_ft.log import get_logger
+from swarm_ft.net.transfer import (
+    Downloader,
+    OfferedShard,
+    offered_to,
+    serve_chunk_list,
+    serve_chunks,
+)
 from swarm_ft.peer.buffer_storage import BufferStorage
 from swarm_ft.peer.capacity import measure_link
 from swarm_ft.peer.compute import Compute
@@ -79,11 +87,9 @@ from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.protocol.spec.sizes import format_size
-from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.stage.device import begin_codec_thread
-from swarm_ft.transfer import Downloader, OfferedShard, offered_to, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Channel, Handler, Method, Transport, until_one_ends
 from swarm_ft.transport.methods import FETCH_CHUNKS, GENERATE, LINK, LIST_CHUNKS
 from swarm_ft.transport.validity import Validity

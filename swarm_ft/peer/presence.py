@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from swarm_ft.log import get_logger
+from swarm_ft.base.log import get_logger
 from swarm_ft.protocol.messages.control import FromPeer, LeaveProgress, PeerLeaving, PeerResumed
 
 logger = get_logger(__name__)

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.private_files import private_folder
 from swarm_ft.digest import file_stem
 from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, StepNumber
-from swarm_ft.log import get_logger
-from swarm_ft.private_files import private_folder
+from swarm_ft.net.transfer import Downloader, OfferedShard
 from swarm_ft.protocol.messages.control import (
     MAX_KEPT_SHARDS,
     DropShards,
@@ -38,7 +39,6 @@ from swarm_ft.protocol.messages.shard import ChunkList, KeptShard, ShardFile, Sh
 from swarm_ft.protocol.spec.bounds import Name
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.local_files import chunks_of
-from swarm_ft.transfer import Downloader, OfferedShard
 
 logger = get_logger(__name__)
 

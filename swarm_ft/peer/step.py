@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
 from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import BuffersLost, MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
@@ -344,7 +344,7 @@ class StageStep:
     async def _read_cached(self, sample: SampleId) -> Tensor:
         value = None
         if self._routes.input_cache is not None:
-            read, tokens = self._routes.input_cache.read_constant, self._lengths[sample]
+            read, tokens = self._routes.input_cache.read_cached_input, self._lengths[sample]
             value = await run_in(self._context.codecs, read, sample, tokens)
         if value is None:
             raise BuffersLost(

@@ -14,8 +14,9 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.systems import hold_port
 from swarm_ft.errors import SwarmError
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.spec.addresses import may_dial
 from swarm_ft.protocol.spec.bounds import host_of
@@ -42,7 +43,6 @@ from swarm_ft.reach.sockets import (
     send_text,
     tune,
 )
-from swarm_ft.systems import hold_port
 from swarm_ft.transport.admission import MAX_PER_ADDRESS, Incoming, address_of, connections_to_drop
 from swarm_ft.transport.local_places import LocalPlace
 from swarm_ft.transport.open_files import max_connections, raise_open_files

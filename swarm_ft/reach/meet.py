@@ -18,10 +18,10 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from swarm_ft.clock import Clock
+from swarm_ft.base.clock import Clock
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.identity.roles import COORDINATOR_NAME
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.meeting import (
     MAX_ENDPOINTS,
     FromMember,

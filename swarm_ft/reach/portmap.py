@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swarm_ft.log import get_logger
+from swarm_ft.base.log import get_logger
 
 logger = get_logger(__name__)
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import (
     Busy,
     MalformedMessage,
@@ -30,7 +31,6 @@ from swarm_ft.errors import (
 from swarm_ft.identity.keys import PublicKey, public_key
 from swarm_ft.identity.roles import COORDINATOR_NAME
 from swarm_ft.identity.tickets import Ticket, check_ticket
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.meeting import (
     FromRelay,
     LegSeen,

@@ -27,10 +27,10 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from swarm_ft.base.systems import drop_after
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.protocol.spec.bounds import host_of
 from swarm_ft.reach.shaping import Gate, Shape
-from swarm_ft.systems import drop_after
 from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
 
 MAGIC = b"SFT1"

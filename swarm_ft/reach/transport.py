@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Any
 
-from swarm_ft.clock import Clock
+from swarm_ft.base.clock import Clock
 from swarm_ft.identity.roles import COORDINATOR_NAME
 from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.reach.front import Front

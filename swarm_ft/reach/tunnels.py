@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import SwarmError
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.reach.meet import SPARE_S, Link
 from swarm_ft.reach.shaping import Shape

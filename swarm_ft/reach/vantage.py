@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 
-from swarm_ft.log import get_logger
+from swarm_ft.base.log import get_logger
 from swarm_ft.protocol.messages.meeting import MAX_ENDPOINTS
 from swarm_ft.protocol.spec.addresses import Vantage, is_socket_address
 from swarm_ft.protocol.spec.bounds import host_of

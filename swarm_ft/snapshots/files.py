@@ -19,8 +19,8 @@ from pathlib import Path
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from swarm_ft.base.private_files import flush_to_disk, private_folder
 from swarm_ft.errors import BadOption, Unavailable
-from swarm_ft.private_files import flush_to_disk, private_folder
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks
 
 

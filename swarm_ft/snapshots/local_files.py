@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from swarm_ft.base.private_files import atomic_write, open_private
+from swarm_ft.base.sealing import SEAL_BYTES, Sealer
 from swarm_ft.digest import KeyedDigest
 from swarm_ft.errors import BadSnapshot
-from swarm_ft.private_files import atomic_write, open_private
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks
-from swarm_ft.sealing import SEAL_BYTES, Sealer
 
 _HEAD = b"swarm-ft sealed\x01"
 

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save, save_file
 from torch import Tensor
 
+from swarm_ft.base.private_files import atomic_write
 from swarm_ft.digest import DIGEST_BYTES, digest_of, file_stem
 from swarm_ft.errors import BadSnapshot, Unavailable
-from swarm_ft.private_files import atomic_write
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.private_files import atomic_write
 from swarm_ft.digest import file_stem
 from swarm_ft.errors import BadSnapshot, SwarmError
 from swarm_ft.ids import RunId, StepNumber
-from swarm_ft.log import get_logger
-from swarm_ft.private_files import atomic_write
 from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, MAX_CHUNKS, ChunkList, ShardName
 from swarm_ft.protocol.spec.bounds import DIGEST, Name, Range, check_bound

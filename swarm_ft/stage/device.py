@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from swarm_ft import systems
+from swarm_ft.base import systems
 from swarm_ft.errors import BadOption
 from swarm_ft.stage.names import check_device_name
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from swarm_ft.log import get_logger
+from swarm_ft.base.log import get_logger
 from swarm_ft.stage.rope import KindOf
 
 _log = get_logger(__name__)

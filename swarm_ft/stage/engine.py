@@ -15,9 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import BadModel, MalformedMessage, NonFinite, OutOfTurn, UnsupportedDtype
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, ModelSpec, RunSpec

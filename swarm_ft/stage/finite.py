@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import SwarmError
-from swarm_ft.log import get_logger
 from swarm_ft.stage.architecture import Architecture
 
 _log = get_logger(__name__)

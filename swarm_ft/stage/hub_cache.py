@@ -26,8 +26,8 @@ from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.file_download import http_get
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import BadModel
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT, ModelSpec
 from swarm_ft.stage.source import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Source, one_line
 

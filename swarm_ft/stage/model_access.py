@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import (
     BadInput,
     BadLayers,
@@ -24,7 +25,6 @@ from swarm_ft.errors import (
     SwarmError,
     UnsupportedDtype,
 )
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.names import check_allowed_models, check_model_folders, is_hub_id

@@ -19,10 +19,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import Cache, PreTrainedModel
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.digest import seed_of
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.sample_rows import SECOND
 from swarm_ft.protocol.spec.tasks import CausalLm, Task

@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TaskKind, TrainOptions
 from swarm_ft.stage.activation_memory import LiveBytes

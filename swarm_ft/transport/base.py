@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import InternalError, MalformedMessage, SwarmError, Unavailable
 from swarm_ft.identity.roles import Caller
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.wire.convert import WireType
 
 Send = TypeVar("Send", contravariant=True)

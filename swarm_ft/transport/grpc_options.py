@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm_ft.base.systems import hold_port
 from swarm_ft.errors import BadOption, PortInUse, SwarmError
 from swarm_ft.protocol.spec.bounds import host_of, is_endpoint, is_loopback
-from swarm_ft.systems import hold_port
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:

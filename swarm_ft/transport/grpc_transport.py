@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 import grpc
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import InternalError, OutOfTurn, SwarmError, Unavailable, from_code
 from swarm_ft.identity.roles import Caller
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.wire.convert import WireType
 from swarm_ft.transport.base import (
     LOST_GRACE_S,

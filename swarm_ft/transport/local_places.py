@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import unquote
 
-from swarm_ft import systems
+from swarm_ft.base import systems
 
 BACKLOG = 8
 _NAME_BYTES = len("swarm-ft-12345678/[]:65535") + 39

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from swarm_ft.clock import Clock, SystemClock
+from swarm_ft.base.clock import Clock, SystemClock
 from swarm_ft.identity.roles import Caller
 from swarm_ft.transport.allowance import (
     METERED,

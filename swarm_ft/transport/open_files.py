@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm_ft import systems
+from swarm_ft.base import systems
 
 MAX_OPEN_FILES = 1 << 16
 """Open files to request from the system; some grant a million, and libraries then make tables."""

@@ -91,6 +91,7 @@ def test_the_fingerprint_is_printed_beside_the_address(shell: Shell) -> None:
     assert running.interrupted() == 0
 
 
+@pytest.mark.thorough
 def test_a_coordinator_without_a_page_has_none(shell: Shell) -> None:
     running = shell.up("coordinator", "--insecure", "--no-page")
     words = running.first_words()

@@ -28,11 +28,12 @@ from swarm_ft.codec.kernels.base import (
 )
 from swarm_ft.codec.kernels.reference import grid_limits, mix, scale_table
 from tests.conformance.conftest import Backend
+from tests.draws import draws
 
 # Triton's interpreter computes with numpy, which warns of what is meant to become infinite.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
-FEW = settings(max_examples=25, deadline=None, derandomize=True)
+FEW = settings(max_examples=draws(25), deadline=None, derandomize=True)
 
 BITS = st.integers(1, 8)
 SEEDS = st.integers(0, 2**32 - 1)

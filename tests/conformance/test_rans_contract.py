@@ -10,7 +10,7 @@ from swarm_ft.codec.kernels.base import MIN_STATE, SEGMENT, Coded
 from tests.conformance.conftest import Backend
 from tests.draws import draws
 
-FEW = settings(max_examples=25, deadline=None, derandomize=True)
+FEW = settings(max_examples=draws(25), deadline=None, derandomize=True)
 
 SEEDS = st.integers(0, 2**32 - 1)
 CODED = st.tuples(st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(0, 9), st.integers(1, 32))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm_ft.clock import Clock
+from swarm_ft.base.clock import Clock
 from swarm_ft.discovery.directory import checked_record, readable_records
 from swarm_ft.identity.roles import Role
 

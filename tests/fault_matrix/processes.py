@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from swarm_ft.base.failpoints import VARIABLE, reached_file
 from swarm_ft.errors import RunFailed
-from swarm_ft.failpoints import VARIABLE, reached_file
 from tests.fault_matrix.timeline import Timeline
 
 START_TIMEOUT_S = 90.0

@@ -12,13 +12,13 @@ from types import MappingProxyType
 from swarm_ft.api.connections import DHT_PREFIX, SwarmAddress, connect
 from swarm_ft.api.peer_home import KEY_FILE
 from swarm_ft.api.swarm_keys import first_invitations, with_address
+from swarm_ft.base.private_files import private_folder
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.errors import RunFailed, Unavailable
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import key_pem, name_of, new_key, write_private
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import RunId
-from swarm_ft.private_files import private_folder
 from tests.fault_matrix.job import Material, train_arguments
 from tests.fault_matrix.processes import Command
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from swarm_ft import transfer
 from swarm_ft.coordinator import service, submission, watching
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.certificates import caller_of, from_pem
 from swarm_ft.identity.keys import name_of
 from swarm_ft.identity.roles import Caller, Role
+from swarm_ft.net import transfer
 from swarm_ft.peer import links, node
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.rules import RULES

@@ -28,6 +28,7 @@ from unittest.mock import patch
 from hivemind.dht.node import DHTNode
 
 from swarm_ft.api.connections import SwarmAddress, join
+from swarm_ft.base.private_files import private_folder
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import Certificate, host_of, to_pem
@@ -35,7 +36,6 @@ from swarm_ft.identity.invites import parse_invite
 from swarm_ft.identity.keys import key_pem, new_key, write_private
 from swarm_ft.identity.records import Signer
 from swarm_ft.identity.roles import Role
-from swarm_ft.private_files import private_folder
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import link_pb2
 from swarm_ft.protocol.messages.client import RunPhase

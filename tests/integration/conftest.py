@@ -18,6 +18,7 @@ from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, Trai
 from swarm_ft.protocol.spec.sample_rows import Words, pad_rows, samples_in, words_of
 from swarm_ft.stage.checkpoint import open_checkpoint
 from tests.local_swarm import LocalSwarm
+from tests.sampled import mark_cases
 
 FOLDER = Path(__file__).parent
 VOCAB_SIZE, SEQ_LENGTH, NUM_BLOCKS = 96, 24, 6
@@ -44,14 +45,7 @@ UNCOMPRESSED = {"forward_codec": "none", "backward_codec": "none", "key_codec": 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave the first case of each test to `make test`, and the others to `make test-rest`."""
-    seen: set[str] = set()
-    for item in items:
-        if item.path.parent != FOLDER:
-            continue
-        function = item.nodeid.partition("[")[0]
-        if function in seen:
-            item.add_marker(pytest.mark.thorough)
-        seen.add(function)
+    mark_cases(item for item in items if item.path.parent == FOLDER)
 
 
 @pytest.fixture(autouse=True)

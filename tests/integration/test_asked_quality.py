@@ -123,6 +123,7 @@ async def test_whoever_dies_what_is_measured_is_the_same(
     await assert_ends_as(quiet, job, tmp_path, after, loses_one)
 
 
+@pytest.mark.thorough
 async def test_shadows_change_nothing_but_what_is_sent(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

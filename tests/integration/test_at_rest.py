@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.base.sealing import Sealer, new_key
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
@@ -18,7 +19,6 @@ from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.sealing import Sealer, new_key
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.shard import read_shard
 from tests.integration.conftest import Job, MakeJob, QuietEvents

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.api.connections import client_key_file
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.cli.doctor import examine_link
-from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.enrolment import LOOK_EVERY_S, Enrolment
 from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.enrol import Membership, enrol, keep_enrolled
 from swarm_ft.errors import (
     BadInvite,
     BadOption,
@@ -35,6 +34,7 @@ from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import PrivateKey, key_at, name_of, new_key
 from swarm_ft.identity.pinning import authority_at
 from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
+from swarm_ft.net.enrol import Membership, enrol, keep_enrolled
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
 from swarm_ft.protocol.spec.member_name import default_name
 from swarm_ft.reach.doctor import Verdict

@@ -136,6 +136,7 @@ async def test_a_text_is_longer_than_samples_and_ends_where_it_is_told_to(
 
 
 @pytest.mark.parametrize("sampling", [None, Sampling(temperature=2.0, top_p=0.95, seed=7)])
+@pytest.mark.thorough
 async def test_a_text_goes_on_at_another_replica_when_a_peer_dies(
     make_job: MakeJob, tmp_path: Path, sampling: Sampling | None
 ) -> None:

@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.api.documents import status_fields
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.cli.overview import overview_lines
 from swarm_ft.cli.status_text import event_line, verbose_lines
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.enrolment import Enrolment
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.member_names import MemberNames
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.enrol import Membership, enrol
 from swarm_ft.errors import BadInvite, NotAllowed
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId
+from swarm_ft.net.enrol import Membership, enrol
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.enrolment import name_lookup

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.stage_keys import stage_keys
 from swarm_ft.errors import BadSnapshot
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from tests.integration.conftest import Job, MakeJob, QuietEvents
 from tests.local_swarm import POLL_S, LocalSwarm

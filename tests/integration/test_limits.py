@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import PEER_BURST, CoordinatorService

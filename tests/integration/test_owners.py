@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import NotAllowed, NotFound, RunMismatch
 from swarm_ft.identity.certificates import key_name
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.net.transfer import offer, serve_chunk_list
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.transfer import offer, serve_chunk_list
 from swarm_ft.transport.base import MessageStream, call
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.grpc_options import GrpcOptions

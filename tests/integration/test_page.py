@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarm_ft.api.coordinator_process import DOCUMENTS
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.ids import PeerId
 from swarm_ft.page.server import HttpAddresses, HttpOptions, serve_http
 from tests.browser import CHROMIUM, Tab, browser

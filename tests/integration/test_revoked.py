@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.coordinator import enrolment as enrolment_module
 from swarm_ft.coordinator.enrolment import Enrolment
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.enrol import Membership, enrol, renew_enrolment
 from swarm_ft.errors import NotAllowed, SwarmError, Unavailable
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import LIFETIME_S
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId, SampleId
+from swarm_ft.net.enrol import Membership, enrol, renew_enrolment
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.messages.client import (
     SampleTokens,

@@ -150,6 +150,7 @@ async def test_a_newcomer_that_dies_while_it_takes_over_costs_no_step(
     assert story.losses() == await quiet_losses(job)
 
 
+@pytest.mark.thorough
 async def test_where_tied_embeddings_are_synchronised_all_wait_until_a_newcomer_has_the_state(
     make_job: MakeJob, tmp_path: Path, quiet_losses: QuietLosses
 ) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from swarm_ft.base.clock import Clock
 from swarm_ft.client.trace import TraceFile
-from swarm_ft.clock import Clock
 from swarm_ft.ids import PeerId
 from swarm_ft.peer import node
 from swarm_ft.peer.timeline import Timeline

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from swarm_ft.clock import Clock
+from swarm_ft.base.clock import Clock
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.identity.roles import Role

@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from swarm_ft.log import ROOT
+from swarm_ft.base.log import ROOT
 from tests.simulation.call import Observed
 from tests.simulation.customer import Customer
 from tests.simulation.injection import Injector

@@ -9,6 +9,7 @@ import pytest
 from tests.draws import draws
 from tests.parts import parts_of, weights_in
 from tests.pure import SkippingFinder
+from tests.sampled import mark_cases
 
 
 def test_the_heaviest_files_are_apart_and_all_are_placed() -> None:
@@ -40,3 +41,28 @@ def test_the_quick_profile_draws_a_quarter(monkeypatch: pytest.MonkeyPatch) -> N
     assert [draws(count) for count in (2, 40, 500)] == [1, 10, 125]
     monkeypatch.setattr("tests.draws.PROFILE", "full")
     assert [draws(count) for count in (2, 40, 500)] == [2, 40, 500]
+
+
+class Case:
+    """The part of a test case that a sample reads and marks."""
+
+    def __init__(self, nodeid: str, every: int | None = None) -> None:
+        self.nodeid = nodeid
+        self.is_thorough = False
+        self._mark = pytest.mark.sampled(every).mark if every else None
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        assert name == "sampled"
+        return self._mark
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        assert mark.name == "thorough"
+        self.is_thorough = True
+
+
+def test_a_sample_is_every_nth_case_or_the_first_one() -> None:
+    cases = [Case(f"a.py::test[{n}]", every=3) for n in range(7)]
+    others = [Case("a.py::other[0]"), Case("a.py::other[1]"), Case("a.py::alone")]
+    mark_cases(cases + others)  # type: ignore[arg-type]
+    assert [n for n, case in enumerate(cases) if not case.is_thorough] == [0, 3, 6]
+    assert [case.is_thorough for case in others] == [False, True, False]

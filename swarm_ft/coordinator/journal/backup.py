@@ -12,13 +12,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarm_ft.base.private_files import flush_to_disk, open_private, private_folder
 from swarm_ft.coordinator.journal.disk_errors import error_text
 from swarm_ft.coordinator.journal.registry import FILE as MEMBERS
 from swarm_ft.coordinator.journal.schema import VERSION
 from swarm_ft.coordinator.journal.schema_version import check_version, version_of
 from swarm_ft.digest import file_stem
 from swarm_ft.errors import BadOption, JournalError
-from swarm_ft.private_files import flush_to_disk, open_private, private_folder
 from swarm_ft.protocol.messages.client import RunPhase
 
 BUSY_TIMEOUT_S = 10.0

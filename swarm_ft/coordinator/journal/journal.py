@@ -17,6 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.private_files import FILE_MODE, make_private, open_private
+from swarm_ft.base.sealing import Sealer
+from swarm_ft.base.systems import lock_file
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     ContributionRecord,
@@ -59,8 +63,6 @@ from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.errors import JournalError, SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId
-from swarm_ft.log import get_logger
-from swarm_ft.private_files import FILE_MODE, make_private, open_private
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import StageAssignment
@@ -69,8 +71,6 @@ from swarm_ft.protocol.messages.reports import summed_by_boundary
 from swarm_ft.protocol.spec.bounds import Name
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.earlier import is_earlier, salvaged_spec
-from swarm_ft.sealing import Sealer
-from swarm_ft.systems import lock_file
 
 logger = get_logger(__name__)
 

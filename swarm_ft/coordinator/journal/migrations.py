@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.coordinator.journal.columns import recorded, text_of_reason
 from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.errors import JournalError, MalformedMessage, NotFound
 from swarm_ft.ids import RunId, SampleId
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire import RUN_SPEC

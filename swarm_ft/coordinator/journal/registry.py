@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.private_files import make_private, open_private
 from swarm_ft.coordinator.journal.disk_errors import error_text
 from swarm_ft.coordinator.journal.schema_version import check_version, copy_beside, version_of
 from swarm_ft.errors import BadInvite, BadOption, JournalError, NotAllowed, NotFound
@@ -30,8 +32,6 @@ from swarm_ft.identity.invites import (
 )
 from swarm_ft.identity.keys import name_of
 from swarm_ft.identity.roles import Caller, Role
-from swarm_ft.log import get_logger
-from swarm_ft.private_files import make_private, open_private
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.member_name import ChosenName

@@ -9,9 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from swarm_ft.log import get_logger
-from swarm_ft.private_files import open_private
-from swarm_ft.systems import reserve
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.private_files import open_private
+from swarm_ft.base.systems import reserve
 
 logger = get_logger(__name__)
 

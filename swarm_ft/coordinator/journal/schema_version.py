@@ -10,9 +10,9 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.private_files import flush_to_disk, open_private
 from swarm_ft.errors import JournalError
-from swarm_ft.log import get_logger
-from swarm_ft.private_files import flush_to_disk, open_private
 
 logger = get_logger(__name__)
 

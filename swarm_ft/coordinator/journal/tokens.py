@@ -21,15 +21,15 @@ from itertools import count
 from pathlib import Path
 from weakref import WeakSet
 
+from swarm_ft.base.private_files import flush_to_disk, open_private, private_folder
+from swarm_ft.base.sealing import SEAL_BYTES, Sealer
+from swarm_ft.base.systems import sync_data
 from swarm_ft.coordinator.journal.disk_errors import error_text
 from swarm_ft.digest import digest_of, file_stem, fingerprint_of
 from swarm_ft.errors import JournalError, JournalFull, NotFound
 from swarm_ft.ids import RunId, SampleId
-from swarm_ft.private_files import flush_to_disk, open_private, private_folder
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import Counts, counts_of, counts_of_all, rows_in
-from swarm_ft.sealing import SEAL_BYTES, Sealer
-from swarm_ft.systems import sync_data
 
 CHECKSUM_BYTES = 16
 RESERVE_BYTES = 256 << 20

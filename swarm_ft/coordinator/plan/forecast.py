@@ -16,7 +16,7 @@ from statistics import median, median_low
 from swarm_ft.codec.spec import CodecSpec, Direction
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.lateness import UNMEASURED_BYTES_S
-from swarm_ft.coordinator.plan.neighbours import bits_of, gradient_bytes
+from swarm_ft.coordinator.plan.neighbours import gradient_bytes
 from swarm_ft.coordinator.plan.steps import FASTER_AT_MOST
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.step_time import Crossing, StageTime, step_time
@@ -158,7 +158,7 @@ def crossing(spec: RunSpec, stage: Stage, *, is_first: bool) -> Crossing:
 def _bytes(spec: RunSpec, codec: CodecSpec) -> float:
     train = spec.train
     values = train.micro_batch_size * train.seq_length * spec.model.hidden_size
-    return values * bits_of(codec) / 8
+    return values * codec.nominal_bits / 8
 
 
 def _reduced_bytes(spec: RunSpec, stage: Stage) -> float:

@@ -589,7 +589,7 @@ def bypassed_stages(run: Run) -> tuple[Stage, ...]:
     return stages[: ledger.entry] if has_all_inputs else ()
 
 
-def with_some_let_go(state: SwarmState, run: Run) -> Run:
+def without_spare_replicas(state: SwarmState, run: Run) -> Run:
     """Return the run without replicas of bypassed stages, which may host other layers.
 
     One replica of each stage stays: a sample whose cached input is lost passes it again.

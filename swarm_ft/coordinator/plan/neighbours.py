@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import combinations
 
-from swarm_ft.codec.spec import CodecName, CodecSpec, Direction
+from swarm_ft.codec.spec import Direction
 from swarm_ft.coordinator.facts.connectivity import Connectivity
 from swarm_ft.coordinator.facts.state import Member
 from swarm_ft.coordinator.plan.hosting import refusal
@@ -27,9 +27,6 @@ MAX_TRIES = 10_000
 """Most swaps that are tried: the coordinator decides nothing else meanwhile."""
 MAX_SEARCHED = 16
 """Most peers whose orders are all searched; more peers only swap seats in pairs."""
-OTHER_BITS = 4.0
-"""Bits per value assumed of codecs whose number means something else."""
-_OF_BITS = {CodecName.NONE, CodecName.FP16, CodecName.BF16, CodecName.Q, CodecName.AQ}
 _WEIGHT_BYTES = 4
 
 
@@ -124,20 +121,13 @@ def _crossing_bytes(spec: RunSpec) -> float:
     """Return the bytes of a step over one boundary: activations and their gradients."""
     train = spec.train
     values = train.batch_size * train.seq_length * spec.model.hidden_size
-    return values * sum(bits_of(train.codec(direction)) for direction in Direction) / 8
+    return values * sum(train.codec(direction).nominal_bits for direction in Direction) / 8
 
 
 def gradient_bytes(spec: RunSpec, layers: LayerRange) -> float:
     """Return the bytes of a stage's gradients, once, as replicas send them to each other."""
     values = spec.trained_bytes(layers) / _WEIGHT_BYTES
-    return values * bits_of(spec.train.reduction_codec) / 8
-
-
-def bits_of(codec: CodecSpec) -> float:
-    """Return the approximate bits per value."""
-    if codec.is_directional:
-        return codec.usual_bits
-    return codec.number if codec.name in _OF_BITS else OTHER_BITS
+    return values * spec.train.reduction_codec.nominal_bits / 8
 
 
 def _costs(peers: Sequence[PeerId], ways: Connectivity) -> Callable[[int, int], int]:

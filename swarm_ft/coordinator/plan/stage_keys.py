@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from swarm_ft.base.sealing import derive_key
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.sealing import derive_key
 
 
 def peer_key(run_key: bytes, peer_id: PeerId) -> bytes:

@@ -21,14 +21,14 @@ from typing import IO, Any, get_args
 
 import xxhash
 
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.private_files import open_private, private_folder
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.build import described_version
 from swarm_ft.coordinator.facts.events import Event
 from swarm_ft.coordinator.recording.entries import Base, Batch, Decided, Entry
 from swarm_ft.coordinator.recording.values import RECORDED
 from swarm_ft.errors import BadInput, JournalError, SwarmError
-from swarm_ft.log import get_logger
-from swarm_ft.private_files import open_private, private_folder
-from swarm_ft.sealing import Sealer
 
 logger = get_logger(__name__)
 

@@ -274,7 +274,7 @@ class FrameCoder:
         self._stage(End.RECEIVED, sample, tensor.tokens, payload)
         return value
 
-    def read_constant(self, sample: SampleId, tokens: int) -> Tensor | None:
+    def read_cached_input(self, sample: SampleId, tokens: int) -> Tensor | None:
         """Return a sample's cached constant, float32 [tokens, channels]; None if it is missing."""
         codec, record = self._constant_codec, self._record(End.RECEIVED, sample, tokens)
         if codec is None or record is None:

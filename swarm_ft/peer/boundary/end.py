@@ -14,14 +14,14 @@ from functools import partial
 
 from torch import Tensor
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
+from swarm_ft.base.log import get_logger
 from swarm_ft.codec import side_info_needed
 from swarm_ft.codec.side_info import SideInfo
 from swarm_ft.codec.spec import Direction
 from swarm_ft.digest import check_spec_digest
 from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
-from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
 from swarm_ft.peer.boundary.side_info_transfer import SideInfoReceiver, SideInfoSender
 from swarm_ft.peer.context import run_in

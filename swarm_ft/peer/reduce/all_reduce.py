@@ -17,7 +17,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
 from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.codec.spec import CodecSpec
 from swarm_ft.codec.tensor import EncodedTensor

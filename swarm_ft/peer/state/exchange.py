@@ -18,17 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
+from swarm_ft.base.log import get_logger
+from swarm_ft.base.private_files import private_folder
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.errors import BadSnapshot, OutOfTurn, Unavailable
 from swarm_ft.ids import Attempt, PeerId, StepNumber
-from swarm_ft.log import get_logger
+from swarm_ft.net.transfer import OfferedShard, offer
 from swarm_ft.peer.context import PeerContext, run_in, run_uncancellable
 from swarm_ft.peer.failures import failure_of, stage_failed
 from swarm_ft.peer.snapshot_keeper import SnapshotKeeper
 from swarm_ft.peer.state.learner import CatchUpTransfer
 from swarm_ft.peer.state.recut import recut
 from swarm_ft.peer.state.stage_state import StageState
-from swarm_ft.private_files import private_folder
 from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
@@ -42,11 +44,9 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transfer import OfferedShard, offer
 
 logger = get_logger(__name__)
 

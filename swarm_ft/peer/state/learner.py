@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.digest import file_stem
 from swarm_ft.errors import BadSnapshot, OutOfTurn, Unavailable
 from swarm_ft.ids import Attempt, StepNumber
-from swarm_ft.log import get_logger
+from swarm_ft.net.transfer import Downloader
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
 from swarm_ft.peer.state.stage_state import StageState
@@ -27,7 +28,6 @@ from swarm_ft.protocol.messages.control import Assign, CatchUp, CaughtUp, Commit
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName, proof_by
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 from swarm_ft.snapshots.shard import ShardContents, read_shard
-from swarm_ft.transfer import Downloader
 
 # ---- the backlog: sums of committed steps that wait until the learner has the state
 

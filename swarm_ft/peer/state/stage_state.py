@@ -17,7 +17,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
+from swarm_ft.base.log import get_logger
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.base import CPU
@@ -32,7 +33,6 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepNumber
-from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary.side_info import SideInfoStore
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.reduce.gradient_coder import Residuals

@@ -53,18 +53,18 @@ SERVE_REFUSED: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize("name", SERVE_REFUSED)
 def test_a_peers_keywords_are_checked(name: str) -> None:
-    given, words = SERVE_REFUSED[name]
+    keywords, words = SERVE_REFUSED[name]
     with pytest.raises(BadOption) as refused:
-        from_keywords(ServeOptions, given)
+        from_keywords(ServeOptions, keywords)
     assert refused.value.message.startswith(words)
 
 
 def test_keywords_are_values_or_their_words() -> None:
-    lent = from_keywords(
+    options = from_keywords(
         ServeOptions, {"memory": "5GiB", "models": ["a", Path("b")], "pause_when": "gpu-busy"}
     )
-    assert (lent.stage_memory_bytes, lent.models) == (5 << 30, (Path("a"), Path("b")))
-    assert [str(one) for one in lent.pause_when] == ["gpu-busy"]
+    assert (options.stage_memory_bytes, options.models) == (5 << 30, (Path("a"), Path("b")))
+    assert [str(one) for one in options.pause_when] == ["gpu-busy"]
     quotas = Quotas(queued=1, jobs=2)
     wanted = from_keywords(CoordinatorOptions, {"journal": "runs.db", "quotas": quotas})
     assert (wanted.journal, wanted.quotas, wanted.num_keepers) == (Path("runs.db"), quotas, 2)
@@ -90,9 +90,9 @@ COORDINATOR_REFUSED: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize("name", COORDINATOR_REFUSED)
 def test_options_of_a_coordinator_that_contradict_each_other_are_refused(name: str) -> None:
-    given, words = COORDINATOR_REFUSED[name]
+    keywords, words = COORDINATOR_REFUSED[name]
     with pytest.raises(BadOption) as refused:
-        from_keywords(CoordinatorOptions, given)
+        from_keywords(CoordinatorOptions, keywords)
     assert refused.value.message.startswith(words)
 
 

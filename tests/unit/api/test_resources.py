@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft import systems
 from swarm_ft.api.connections import SwarmAddress
 from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.api.peer_process import prepare_peer
 from swarm_ft.api.resources import PeerResources, check_cores, check_disk, check_memory
 from swarm_ft.api.serve_options import ServeOptions
+from swarm_ft.base import systems
 from swarm_ft.errors import BadOption
 
 GIB = 1 << 30

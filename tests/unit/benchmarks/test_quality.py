@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.quality.boundary import Cuts
+from benchmarks.quality.boundary import Cuts, channel_of
 from benchmarks.quality.configs import GROUPS, Config, configs_of, parse_config
+from benchmarks.quality.former import parse_former
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.table import print_tables, read_records
 from swarm_ft.codec.spec import Direction, parse_dp_spec, parse_key_spec
-from tests.codecs import parse
 
 ROOT = Path(__file__).parents[3]
 TINY = (
@@ -144,9 +144,9 @@ def test_what_can_be_known_of_first_visits_is_told_in_three_tables(texts: Path) 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_config_of_a_group_can_be_parsed(group: str) -> None:
     for config in configs_of(GROUPS[group], 6):
-        _ = parse_published(config.fw) or parse(config.fw, Direction.FORWARD)
-        _ = parse_published(config.bw) or parse(config.bw, Direction.BACKWARD)
-        parse_key_spec(config.key)
+        channel_of(config.fw, config.key, Direction.FORWARD)
+        channel_of(config.bw, config.first or config.key, Direction.BACKWARD)
+        assert parse_former(config.key) or parse_key_spec(config.key)
         assert not config.dp or parse_dp_spec(config.dp)
 
 

@@ -12,10 +12,11 @@ from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.codec.spec import Direction
 from swarm_ft.codec.topk import num_sent_entries
 from tests.codecs import parse
+from tests.draws import draws
 
 WIDTHS = range(1, 9)
 MAX_FLOAT = torch.finfo(torch.float32).max
-property_test = settings(derandomize=True, deadline=None, max_examples=15)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(15))
 every_width = pytest.mark.parametrize("bits", WIDTHS)
 
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import pytest
 
-from swarm_ft import systems
+from swarm_ft.base import systems
 from swarm_ft.buffers import BufferStore, slab
 from swarm_ft.buffers.slab import PAGE_BYTES, Broken, Slab, SlabError, SlabIdentity
 from swarm_ft.ids import StepNumber

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.errors import BadOption, InternalError
 from swarm_ft.ids import RunId, StepNumber
-from swarm_ft.sealing import Sealer
 
 from .conftest import BOUNDARY, SLOT_BYTES, CyclicVisits, OpenStore, key, record
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.buffers.disk import find_runs, folders_older_than
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.sealing import Sealer
 
 RUN = RunId("run-1")
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32

@@ -363,6 +363,7 @@ LONG_AGAIN = (pytest.mark.slow, pytest.mark.variant)
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(seed, marks=LONG_AGAIN) for seed in range(12, 40))]
 )
+@pytest.mark.sampled(4)
 def test_a_long_walk_never_finds_a_wrong_record(seed: int) -> None:
     rng = random.Random(seed)
     machine = DiskMachine()

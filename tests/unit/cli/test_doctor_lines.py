@@ -15,8 +15,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.cli.doctor import doctor, examine_link, print_reachability, written_mb_per_s
-from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.identity.invites import Invite, invitation_certificate, invitation_key

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from swarm_ft.api.availability_controller import AvailabilityController, parse_availability
+from swarm_ft.base.machine_use import CannotTell
 from swarm_ft.errors import BadOption
-from swarm_ft.machine_use import CannotTell
 from swarm_ft.peer.availability import Availability, PauseWhen
 
 
@@ -61,10 +61,10 @@ def test_what_a_system_cannot_tell_is_refused_before_a_peer_starts(
     def cannot() -> bool:
         raise CannotTell("no battery")
 
-    monkeypatch.setattr("swarm_ft.machine_use.on_battery", cannot)
+    monkeypatch.setattr("swarm_ft.base.machine_use.on_battery", cannot)
     with pytest.raises(BadOption, match="on-battery: this system cannot detect it: no battery"):
         parse_availability(None, ("on-battery",))
-    monkeypatch.setattr("swarm_ft.machine_use.user_active", lambda: False)
+    monkeypatch.setattr("swarm_ft.base.machine_use.user_active", lambda: False)
     assert parse_availability(None, ("user-active",)).pause_when == (PauseWhen.USER_ACTIVE,)
     both = parse_availability(None, ("user-active", "on-battery"))
     assert both.pause_when == (PauseWhen.USER_ACTIVE,)

@@ -1,11 +1,11 @@
 """The line that a volunteer reads about its machine's work."""
 
+from swarm_ft.base.systems import resident_bytes
 from swarm_ft.cli.status_line import Meter, doing_words
 from swarm_ft.ids import RunId
 from swarm_ft.peer.current_work import RunWork
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.reach.shaping import Gate
-from swarm_ft.systems import resident_bytes
 
 
 def test_its_part_of_a_run_is_told() -> None:

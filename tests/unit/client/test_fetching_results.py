@@ -14,17 +14,17 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.errors import Unavailable
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
-from swarm_ft.protocol.messages.control import StageAssignment
-from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkPart, FetchRequest, ShardName
-from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.transfer import (
+from swarm_ft.net.transfer import (
     PART_BYTES,
     OfferedShard,
     offer,
     serve_chunk_list,
     serve_chunks,
 )
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
+from swarm_ft.protocol.messages.control import StageAssignment
+from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkPart, FetchRequest, ShardName
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.transport.base import Handler, MessageStream, Method, Server, Transport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.doubles.clock import ManualClock

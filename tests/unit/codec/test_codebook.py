@@ -20,6 +20,7 @@ from swarm_ft.codec.spec import Direction
 from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
 from tests.codecs import assert_sender_has_the_value, parse
+from tests.draws import draws
 
 CPU = torch.device("cpu")
 CHANNELS, TARGETS = 48, 16
@@ -27,7 +28,7 @@ FRAME_BYTES = 80
 """Of a frame beside its tensor."""
 NAMES = ["q1+z+book", "q3t+z+book", "q2t+book", "qc0.5+d+book", "top20+book", "fp16+book"]
 every_name = pytest.mark.parametrize("name", NAMES)
-property_test = settings(derandomize=True, deadline=None, max_examples=15)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(15))
 
 
 def generator(seed: int) -> torch.Generator:

@@ -398,12 +398,12 @@ def test_names_lead_to_codecs_and_back(name: str) -> None:
     assert from_spec(codec.spec) == codec
 
 
-def test_the_sample_has_every_pair_of_settings_and_is_half_of_all_at_most() -> None:
+def test_the_sample_has_every_pair_of_settings_and_is_smaller_than_all() -> None:
     pairs = {name: set(combinations(settings_of(codec.spec), 2)) for name, codec in CODECS.items()}
     in_sample = set().union(*(pairs[name] for name in SAMPLE))
     assert in_sample == set().union(*pairs.values())
     assert {CODECS[name].spec.name for name in SAMPLE} == set(CodecName)
-    assert 2 * len(SAMPLE) <= len(NAMES)
+    assert 3 * len(SAMPLE) <= 2 * len(NAMES)
 
 
 def test_every_family_is_here() -> None:

@@ -16,6 +16,7 @@ from swarm_ft.codec.spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.topk import TopKCodec
 from swarm_ft.errors import BadFrame, NonFinite
+from tests.draws import draws
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 FAMILIES: dict[str, Callable[[CodecSpec], Codec]] = {
@@ -29,7 +30,7 @@ DELTAS = {
     "top10+ef21": "top10",
     "fp16+ef21": "fp16",
 }
-property_test = settings(derandomize=True, deadline=None, max_examples=20)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(20))
 every_delta = pytest.mark.parametrize("name", DELTAS)
 
 

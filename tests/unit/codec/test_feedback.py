@@ -14,13 +14,14 @@ from swarm_ft.codec.raw import HalfCodec
 from swarm_ft.codec.spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.codec.topk import TopKCodec
 from swarm_ft.errors import BadFrame, NonFinite
+from tests.draws import draws
 
 FAMILIES: dict[str, Callable[[CodecSpec], Codec]] = {
     "top": TopKCodec,
     "fp1": HalfCodec,
 }
 NAMES = ["top10+ef", "top30+ef+z", "fp16+ef"]
-property_test = settings(derandomize=True, deadline=None, max_examples=10)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(10))
 
 
 def codec_of(name: str) -> Codec:

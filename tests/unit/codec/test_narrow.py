@@ -15,12 +15,13 @@ from swarm_ft.codec.narrow import read_scales
 from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame
 from tests.codecs import parse
+from tests.draws import draws
 
 WIDTHS = range(1, 9)
 AXES = ["f", "c", "t", "tc"]
 MAX_FLOAT = torch.finfo(torch.float32).max
 MIN_SCALE = 2.0**-120
-property_test = settings(derandomize=True, deadline=None, max_examples=15)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(15))
 every_width = pytest.mark.parametrize("bits", WIDTHS)
 every_axis = pytest.mark.parametrize("axis", AXES)
 

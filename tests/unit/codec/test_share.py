@@ -15,13 +15,14 @@ from swarm_ft.codec.spec import Direction
 from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.errors import BadFrame, NonFinite
 from tests.codecs import parse
+from tests.draws import draws
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 FRAME_BYTES = 80
 """Of a frame beside its tensor."""
 NAMES = ["q1+z+last", "q3t+z+last", "q2t+last", "qc0.5+d+last", "top20+last", "fp16+last"]
 every_name = pytest.mark.parametrize("name", NAMES)
-property_test = settings(derandomize=True, deadline=None, max_examples=15)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(15))
 
 
 def gaussian(tokens: int, channels: int, seed: int = 0) -> Tensor:

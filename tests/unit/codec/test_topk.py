@@ -69,7 +69,7 @@ def samples(draw: st.DrawFn) -> Tensor:
 
 @pytest.mark.parametrize("percent", PERCENTS)
 @given(x=samples())
-@settings(property_test, max_examples=15)
+@settings(property_test, max_examples=draws(15))
 def test_the_largest_come_back_as_halves_and_all_else_as_zeros(percent: str, x: Tensor) -> None:
     codec = codec_of(f"top{percent}")
     encoded = codec.encode(x)
@@ -83,7 +83,7 @@ def test_the_largest_come_back_as_halves_and_all_else_as_zeros(percent: str, x: 
 
 @pytest.mark.parametrize("percent", PERCENTS)
 @given(shape=st.tuples(st.integers(1, 60), st.integers(1, 40)), seed=st.integers(0, 99))
-@settings(property_test, max_examples=10)
+@settings(property_test, max_examples=draws(10))
 def test_positions_are_written_as_documented(
     percent: str, shape: tuple[int, int], seed: int
 ) -> None:
@@ -176,7 +176,7 @@ def test_a_base_is_refused() -> None:
 
 @pytest.mark.parametrize("percent", PERCENTS)
 @given(seed=st.integers(0, 99), where=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
-@settings(property_test, max_examples=25)
+@settings(property_test, max_examples=draws(25))
 def test_a_changed_byte_is_refused_or_is_another_samples_own_form(
     percent: str, seed: int, where: float, flip: int
 ) -> None:

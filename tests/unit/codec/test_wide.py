@@ -19,6 +19,7 @@ from swarm_ft.codec.tensor import EncodedTensor
 from swarm_ft.codec.wide import WideCodec
 from swarm_ft.errors import BadFrame
 from tests.codecs import parse
+from tests.draws import draws
 
 FRAME_BYTES = 80
 """Of a frame beside its tensor: key, digests, message and gRPC headers."""
@@ -26,7 +27,7 @@ AXES = ["f", "c", "t", "tc"]
 SMALLEST = 2.0**-110
 """Far below it there are no scales; dither may put such values in place of zeros."""
 every_axis = pytest.mark.parametrize("axis", AXES)
-property_test = settings(derandomize=True, deadline=None, max_examples=10)
+property_test = settings(derandomize=True, deadline=None, max_examples=draws(10))
 
 
 def generator(seed: int) -> torch.Generator:

@@ -1,5 +1,7 @@
 """Cost of one viewer of the page for a coordinator of 200 peers."""
 
+import pytest
+
 from swarm_ft.api.coordinator_process import DOCUMENTS
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.page.live import message_of
@@ -15,6 +17,7 @@ MAX_BYTES = 2500
 """Bytes per second and peer that a browser receives."""
 
 
+@pytest.mark.thorough
 def test_two_hundred_peers_cost_little(swarm: Swarm, make_spec: MakeSpec) -> None:
     spec = make_spec(num_blocks=NUM_BLOCKS, num_steps=4, batch_size=200, num_samples=400)
     swarm.submit(spec)

@@ -201,6 +201,7 @@ def test_what_is_told_is_kept_with_whatever_passed_before(trains: Swarm) -> None
     assert without_keys(at_end(moments(sink.batches)).state) == without_keys(living.state)
 
 
+@pytest.mark.thorough
 def test_two_hundred_peers_a_second_cost_little(swarm: Swarm, make_spec: MakeSpec) -> None:
     spec = make_spec(num_blocks=NUM_BLOCKS, num_steps=4, batch_size=200, num_samples=400)
     trains = in_a_step(swarm, spec, NUM_PEERS, NUM_STAGES)

@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+import pytest
+
 
 def test_only_the_dht_module_brings_in_hivemind_and_torch() -> None:
     program = "import swarm_ft.discovery, swarm_ft.discovery.directory, sys; print(*sys.modules)"
@@ -11,6 +13,7 @@ def test_only_the_dht_module_brings_in_hivemind_and_torch() -> None:
     assert not {"hivemind", "torch", "grpc", "swarm_ft.discovery.dht"} & set(loaded)
 
 
+@pytest.mark.thorough
 def test_a_dht_node_brings_in_no_more_of_hivemind_and_all_of_it_is_there_for_who_asks() -> None:
     program = (
         "import swarm_ft.discovery.dht, sys; before = set(sys.modules); "

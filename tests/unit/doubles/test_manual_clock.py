@@ -1,4 +1,4 @@
-from swarm_ft.clock import Clock
+from swarm_ft.base.clock import Clock
 from tests.doubles.clock import ManualClock
 
 

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarm_ft.api.coordinator_process import DOCUMENTS
-from swarm_ft.clock import Clock, SystemClock
+from swarm_ft.base.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import READY_S, CoordinatorService
 from swarm_ft.errors import BadOption, PortInUse

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.buffers import BufferStore
-from swarm_ft.clock import SystemClock
 from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.digest import fingerprint_of
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.peer.buffer_storage import BufferStorage
-from swarm_ft.sealing import Sealer
 from tests.specs import run_spec
 
 RUN = RunId("run")

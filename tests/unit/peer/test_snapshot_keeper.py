@@ -14,6 +14,7 @@ from swarm_ft.digest import file_stem
 from swarm_ft.errors import Unavailable
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.net.transfer import Downloader, serve_chunk_list, serve_chunks
 from swarm_ft.peer.snapshot_keeper import KeeperStorage, SnapshotKeeper
 from swarm_ft.protocol.messages.control import (
     DropShards,
@@ -26,7 +27,6 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, KeptShard, ShardFile, ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.transfer import Downloader, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Handler, Method
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.doubles.clock import ManualClock

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.codec.spec import Direction
 from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import Attempt, MicrobatchIndex, RunId, SampleId, StepNumber

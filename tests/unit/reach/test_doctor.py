@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.build import UPDATE, described_version
-from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import ConnectedRelay
 from swarm_ft.identity.invites import Invite

@@ -14,7 +14,7 @@ from typing import ClassVar, cast
 
 import pytest
 
-from swarm_ft.clock import SystemClock
+from swarm_ft.base.clock import SystemClock
 from swarm_ft.reach import portmap
 from swarm_ft.reach.portmap import default_gateway, map_port, request_mapping, router_address
 from swarm_ft.reach.transport import HomeTransport

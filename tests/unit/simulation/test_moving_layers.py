@@ -88,6 +88,7 @@ def slowed(*, peers_keep: bool = True) -> Outcome:
 
 
 @pytest.mark.parametrize("peers_keep", [True, False], ids=["keepers", "one place"])
+@pytest.mark.sampled(2)
 def test_a_peer_that_gets_slow_gives_layers_away_once(peers_keep: bool) -> None:
     outcome = slowed(peers_keep=peers_keep)
     assert outcome.failures == ()

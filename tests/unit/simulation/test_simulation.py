@@ -58,6 +58,7 @@ def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(110, 122))
+@pytest.mark.sampled(4)
 def test_whatever_goes_wrong_all_invariants_hold(seed: int) -> None:
     assert simulate(draw(seed)).failures == ()
 
@@ -123,6 +124,7 @@ def test_codecs_change_on_the_way_and_no_frame_is_refused(
 
 
 @pytest.mark.parametrize("seed", range(30, 40))
+@pytest.mark.sampled(4)
 def test_codecs_change_whatever_goes_wrong(seed: int) -> None:
     assert simulate(steered(seed)).failures == ()
 
@@ -162,6 +164,7 @@ def test_peers_of_a_traced_run_know_the_coordinators_clock(timelines: list[PeerT
 
 
 @pytest.mark.parametrize("kind", FaultKind)
+@pytest.mark.sampled(3)
 def test_every_kind_of_fault_alone_is_survived(kind: FaultKind) -> None:
     machine_name = "peer-new" if kind is FaultKind.JOIN else "peer-0"
     fault = {"kind": kind, "at_s": 0.1, "duration_s": 3.0, "machine": machine_name, "amount": 0.5}
@@ -223,6 +226,7 @@ def test_two_runs_train_at_the_same_time_on_the_same_peers() -> None:
 @pytest.mark.parametrize(
     "kind", [FaultKind.CRASH, FaultKind.POWER_CUT, FaultKind.REPLACED, FaultKind.LEAVE]
 )
+@pytest.mark.sampled(5)
 def test_who_dies_with_stages_of_two_runs_takes_nothing_along(
     kind: FaultKind, moment: Moment
 ) -> None:
@@ -251,6 +255,7 @@ for seed in map(int, sys.argv[1:]):
 """
 
 
+@pytest.mark.thorough
 def test_one_seed_has_one_history_in_every_process() -> None:
     """Sets have another order in another process, and the earlier seeds run in another order."""
     seeds = range(40, 42)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.base.sealing import Sealer, new_key
 from swarm_ft.errors import BadSnapshot
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks
-from swarm_ft.sealing import Sealer, new_key
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles, chunks_of
 
 SECRET = b"nobody else's business"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from swarm_ft.base.sealing import Sealer, new_key
 from swarm_ft.digest import digest_of, file_stem
 from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.sealing import Sealer, new_key
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 

@@ -12,11 +12,11 @@ from typing import Any
 import fsspec
 import pytest
 
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.digest import file_stem
 from swarm_ft.errors import BadOption, BadSnapshot, Unavailable
 from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.shard import read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore, manifest_from_json

@@ -133,6 +133,7 @@ def trained(pipeline: Pipeline) -> dict[str, torch.nn.Parameter]:
         if name not in FAMILIES and name not in REFUSED
     ],
 )
+@pytest.mark.sampled(3)
 def test_stages_train_as_pefts_whole_model_does(
     tmp_path: Path, samples: Tensor, make_train_spec: MakeTrainSpec, family: str, adapter: Adapter
 ) -> None:
@@ -258,6 +259,7 @@ def test_a_stage_holds_gives_and_takes_adapters_alone(
 @pytest.mark.parametrize(
     "changes", [{}, {"dropout": True, "lora_dropout": 0.3}, {"adapter": Adapter.DORA}]
 )
+@pytest.mark.sampled(4)
 def test_gradients_that_are_computed_later_have_the_bits_of_autograd(
     make_pipeline: MakePipeline, samples: Tensor, changes: dict[str, Any], dtype: torch.dtype
 ) -> None:
@@ -333,6 +335,7 @@ def test_blocks_that_names_alone_do_not_tell_are_told_whole(
 
 @pytest.mark.parametrize("adapter", [Adapter.LORA, Adapter.DORA])
 @pytest.mark.parametrize("name", ["gpt2-tied", "llama"])
+@pytest.mark.sampled(3)
 def test_a_merged_result_is_the_whole_model(
     make_pipeline: MakePipeline, samples: Tensor, tmp_path: Path, name: str, adapter: Adapter
 ) -> None:

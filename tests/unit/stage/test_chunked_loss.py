@@ -111,6 +111,7 @@ def whole_logits(
 
 
 @pytest.mark.parametrize(("name", "num_stages", "changes"), METHODS)
+@pytest.mark.sampled(4)
 def test_chunks_train_as_whole_logits_do(
     tmp_path: Path,
     make_train_spec: MakeTrainSpec,
@@ -153,6 +154,7 @@ def test_replicas_end_with_the_same_bits(
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "deberta-v3"])
 @pytest.mark.parametrize("kind", [TaskKind.CLASSIFICATION, TaskKind.TOKEN_CLASSIFICATION])
+@pytest.mark.sampled(4)
 def test_classes_and_their_counts_are_the_same(
     tmp_path: Path,
     make_train_spec: MakeTrainSpec,
@@ -246,6 +248,7 @@ GEMMA2 = Gemma2Config(**SIZES, vocab_size=256_000, tie_word_embeddings=False)
     ],
     ids=["Qwen3", "Qwen3, frozen", "Qwen3, in bfloat16", "Gemma 2"],
 )
+@pytest.mark.thorough
 def test_4096_tokens_of_a_large_vocabulary_take_less_than_256_mib(
     config: PretrainedConfig, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def own_name(name: str) -> str:
 
 
 @pytest.mark.parametrize(("family", "kind", "adapter", "heads"), CASES)
+@pytest.mark.sampled(4)
 def test_stages_train_as_pefts_whole_classifier_does(
     make_train_spec: MakeTrainSpec,
     tmp_path: Path,

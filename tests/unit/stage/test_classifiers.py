@@ -169,6 +169,7 @@ def step_gradients(pipeline: Pipeline, step: int, rows: Words) -> float:
 
 
 @pytest.mark.parametrize(("family", "kind"), CASES)
+@pytest.mark.sampled(5)
 def test_stages_train_as_the_whole_classifier(
     make_train_spec: MakeTrainSpec, tmp_path: Path, family: str, kind: TaskKind
 ) -> None:
@@ -237,6 +238,7 @@ def test_other_optimizers_train_a_new_head(
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "roberta", "electra", "deberta-v3"])
 @pytest.mark.parametrize("num_stages", [1, 3])
+@pytest.mark.sampled(4)
 def test_the_result_is_a_classifier_that_transformers_loads(
     make_train_spec: MakeTrainSpec, tmp_path: Path, num_stages: int, family: str
 ) -> None:

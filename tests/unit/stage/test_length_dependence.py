@@ -120,6 +120,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_random_model(CONFIGS[request.param], tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.sampled(3)
 def test_losses_are_those_of_transformers_one_sample_at_a_time(
     make_train_spec: MakeTrainSpec, source: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_losses_are_those_of_transformers_one_sample_at_a_time(
     assert backwards == pytest.approx(expected[::-1], rel=1e-5)
 
 
+@pytest.mark.sampled(3)
 def test_gradients_are_those_of_one_sample_at_a_time(
     make_train_spec: MakeTrainSpec, source: Path
 ) -> None:

@@ -99,6 +99,7 @@ ENCODER = BertConfig(
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("layers", [LayerRange(0, 2), LayerRange(0, 1), LayerRange(1, 2)], ids=str)
+@pytest.mark.sampled(4)
 def test_a_stage_loads_with_one_piece_beside_what_stays(
     config: PretrainedConfig, layers: LayerRange, tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_what_is_0_or_the_largest_stays_so_in_8_bits() -> None:
 
 @pytest.mark.parametrize("optim", OTHERS)
 @pytest.mark.parametrize("adapter", [Adapter.NONE, Adapter.LORA])
+@pytest.mark.sampled(4)
 def test_a_stage_goes_on_from_what_is_kept(
     optim: Optim, adapter: Adapter, make_pipeline: MakePipeline, samples: Tensor
 ) -> None:

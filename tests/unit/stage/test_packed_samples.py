@@ -150,6 +150,7 @@ def source_of(family: str, tmp_path: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", MASKED)
+@pytest.mark.sampled(5)
 def test_masks_keep_documents_apart(
     tmp_path: Path, train: TrainSpec, family: str, attention: str
 ) -> None:

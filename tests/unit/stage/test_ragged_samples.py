@@ -55,6 +55,7 @@ def train(make_train_spec: MakeTrainSpec) -> TrainSpec:
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=[] if name in FAST else OTHERS) for name in ALL]
 )
+@pytest.mark.sampled(3)
 def test_masked_samples_of_different_lengths_train_as_in_the_whole(
     tmp_path: Path, train: TrainSpec, family: str
 ) -> None:

@@ -25,6 +25,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize("name", ["gpt2-tied", "llama"])
+@pytest.mark.sampled(5)
 def test_training_has_the_bits_of_blocks_that_are_computed_once(
     name: str, changes: dict[str, Any], make_pipeline: MakePipeline, samples: Tensor
 ) -> None:

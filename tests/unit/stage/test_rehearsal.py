@@ -107,6 +107,7 @@ def check(found: StageMemory | None, expected: StageMemory) -> None:
 
 @pytest.mark.parametrize("layers", [FIRST, MIDDLE, LAST], ids=str)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sampled(4)
 def test_whatever_trains_and_however_it_is_held(
     make_model: MakeModel, make_train_spec: MakeTrainSpec, method: str, layers: LayerRange
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_loss_in_several_chunks(
 
 @pytest.mark.parametrize("method", ["all", "4 bits"])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mixtral", "olmoe", "qwen3", "bamba"])
+@pytest.mark.sampled(5)
 def test_of_every_kind_of_block(
     tmp_path: Path, make_train_spec: MakeTrainSpec, family: str, method: str
 ) -> None:

@@ -43,6 +43,7 @@ def whole_gradients(model: PreTrainedModel, pipeline: Pipeline, samples: Tensor)
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 @pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.sampled(4)
 def test_every_block_has_its_own_loss_wherever_the_model_is_cut(
     tmp_path: Path,
     samples: Tensor,

@@ -42,6 +42,7 @@ def test_what_is_drawn_depends_on_seed_and_place_alone() -> None:
         Sampling(temperature=1.5, top_k=4, top_p=0.8),
     ],
 )
+@pytest.mark.sampled(3)
 def test_shares_are_those_of_transformers(sampling: Sampling) -> None:
     model = AutoModelForCausalLM.from_config(
         GPT2Config(vocab_size=len(LOGITS), n_positions=4, n_embd=8, n_layer=1, n_head=1)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from swarm_ft import systems
+from swarm_ft.base import systems
 from swarm_ft.errors import BadOption
 from swarm_ft.stage.device import (
     free_memory_bytes,

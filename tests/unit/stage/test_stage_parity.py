@@ -82,6 +82,7 @@ def relative_error(name: str, weight: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 @pytest.mark.parametrize(("name", "sync"), CASES)
+@pytest.mark.sampled(5)
 def test_chain_of_stages_equals_a_plain_loop(
     make_pipeline: MakePipeline,
     make_model: MakeModel,

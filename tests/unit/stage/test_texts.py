@@ -104,6 +104,7 @@ def generated(model_dir: Path) -> tuple[Tensor, list[int]]:
     "family",
     [*FAST, *(pytest.param(f, marks=OTHERS) for f in ALL if f not in {*FAST, *REFUSED})],
 )
+@pytest.mark.sampled(4)
 def test_greedy_texts_are_those_of_transformers(
     model_dir: Any, make_train_spec: MakeTrainSpec, family: str
 ) -> None:

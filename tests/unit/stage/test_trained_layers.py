@@ -58,6 +58,7 @@ def trained_whole(pipeline: Pipeline, names: set[str], samples: Tensor) -> tuple
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("train_layers", ["2-", "0-2", "1-3", "3-4"])
+@pytest.mark.sampled(5)
 def test_stages_train_as_the_whole_model_with_its_other_blocks_frozen(
     make_pipeline: MakePipeline, samples: Tensor, train_layers: str, num_stages: int
 ) -> None:

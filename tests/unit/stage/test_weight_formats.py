@@ -81,6 +81,7 @@ def rounded(pipeline: Pipeline, source: Path, directory: Path) -> Path:
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("name", ["gpt2-tied", "llama"])
+@pytest.mark.sampled(3)
 def test_a_run_has_the_bits_of_one_on_the_rounded_weights(
     name: str,
     form: dict[str, Any],

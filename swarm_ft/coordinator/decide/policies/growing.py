@@ -16,7 +16,7 @@ from swarm_ft.coordinator.plan.membership import (
     eligible_members,
     with_caught_up,
     with_newcomers,
-    with_some_let_go,
+    without_spare_replicas,
 )
 from swarm_ft.coordinator.plan.succession import has_successors, with_successors_free
 from swarm_ft.protocol.messages.control import StageAssignment
@@ -91,7 +91,7 @@ def grow(state: SwarmState, run: Run, now_s: float) -> Grow | None:
     able = eligible_members(view, with_caught_up(run), now_s)
     if run.steering.is_paused and not has_successors(able, run):
         return None
-    fewer = with_successors_free(able, with_some_let_go(able, run))
+    fewer = with_successors_free(able, without_spare_replicas(able, run))
     grown = with_newcomers(able, fewer)
     return None if grown is run else Grow(fewer, grown)
 

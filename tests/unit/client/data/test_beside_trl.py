@@ -131,6 +131,7 @@ def tokenizers() -> Mapping[tuple[str, str], PreTrainedTokenizerFast]:
 @pytest.mark.parametrize("begin", BEGINS)
 @pytest.mark.parametrize("make", MAKES)
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.sampled(5)
 def test_samples_are_those_of_trl(
     tokenizers: Mapping[tuple[str, str], PreTrainedTokenizerFast],
     tmp_path: Path,

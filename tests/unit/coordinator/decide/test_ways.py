@@ -15,6 +15,7 @@ from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.meeting import Way
+from tests.draws import draws
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 MakePeer = type[FakePeer]
@@ -83,7 +84,7 @@ def test_a_newcomer_helps_where_it_is_reached_if_it_helps_alike_elsewhere(
     assert pipeline(swarm) == ["a", "b", "cx"]
 
 
-@settings(derandomize=True, max_examples=12, deadline=None)
+@settings(derandomize=True, max_examples=draws(12), deadline=None)
 @given(data=st.data())
 def test_no_word_about_ways_ends_a_run_or_changes_what_it_learns(
     make_swarm: type[Swarm], make_peer: MakePeer, make_spec: MakeSpec, data: st.DataObject

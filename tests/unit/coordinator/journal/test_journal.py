@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from swarm_ft.base.sealing import Sealer
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     EmitEvent,
@@ -48,7 +49,6 @@ from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.wire import RUN_SPEC
-from swarm_ft.sealing import Sealer
 from tests.unit.coordinator.conftest import MakeSpec
 
 RUN = RunId("run-1")

@@ -924,6 +924,7 @@ async def test_frames_sent_again_over_a_new_stream_come_behind_their_basis(
         await up.boundary.wait_settled()
 
 
+@pytest.mark.thorough
 async def test_a_break_at_any_message_changes_nothing_along_a_basis(
     along: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
 ) -> None:
@@ -1022,6 +1023,7 @@ async def test_a_codebook_goes_up_before_the_first_gradient_that_needs_it_and_is
     assert basis_bytes > len(basis.data) / 2
 
 
+@pytest.mark.thorough
 async def test_a_break_at_any_message_changes_nothing_beside_a_codebook(
     book_spec: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
 ) -> None:

@@ -80,15 +80,15 @@ def test_constants_are_kept_as_they_came_at_the_receiver_alone(codec: str, forwa
         assert frame.kind is FrameKind.DIRECT
         value = receiver.decode(frame)
         assert isinstance(value, torch.Tensor)
-        assert receiver.read_constant(SampleId(sample), TOKENS - 1) is None, "the step is open"
+        assert receiver.read_cached_input(SampleId(sample), TOKENS - 1) is None, "the step is open"
         receiver_store.commit()
-        found = receiver.read_constant(SampleId(sample), TOKENS - 1)
+        found = receiver.read_cached_input(SampleId(sample), TOKENS - 1)
         assert found is not None
         assert torch.equal(found, value)
         assert receiver_store.record_of(received(sample)).payload == frame.tensor.payload
-        assert receiver.read_constant(SampleId(sample), TOKENS) is None, "it has other tokens"
+        assert receiver.read_cached_input(SampleId(sample), TOKENS) is None, "it has other tokens"
     assert not sender_store.staged
-    assert sender.read_constant(SampleId(1), TOKENS - 1) is None
+    assert sender.read_cached_input(SampleId(1), TOKENS - 1) is None
 
 
 def sent(sample: int) -> BufferKey:
@@ -242,6 +242,7 @@ BUFFERED = [
 
 @every_size
 @pytest.mark.parametrize("codec", BUFFERED)
+@pytest.mark.sampled(5)
 def test_both_ends_hold_equal_buffers_after_every_frame_of_many_visits(
     make_coders: MakeCoders, codec: str, bits: int
 ) -> None:

@@ -428,6 +428,7 @@ async def two_steps(
 
 @pytest.mark.parametrize("transport", ["memory"], indirect=True)
 @pytest.mark.parametrize("cut", ["cut_sends", "cut_receives"])
+@pytest.mark.thorough
 async def test_a_break_at_any_message_changes_nothing(
     at_work: AtWork, transport: Transport, cut: str
 ) -> None:

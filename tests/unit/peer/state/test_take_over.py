@@ -19,6 +19,7 @@ from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import OutOfTurn, Unavailable
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.net.transfer import serve_chunk_list, serve_chunks
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
 from swarm_ft.peer.state.exchange import StateExchange
@@ -37,7 +38,6 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.transfer import serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.doubles.clock import ManualClock

@@ -71,7 +71,7 @@ def test_a_real_q8_gradient_takes_at_most_a_3_8th_of_float32() -> None:
     ("codec", "make_frame", "ratio"), [("aq4", delta_frame, 7), ("q8", direct_frame, 3.8)]
 )
 @given(tokens=st.integers(128, 1024), channels=st.integers(64, 1024))
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=draws(30))
 def test_every_larger_frame_keeps_the_ratio(
     codec: str,
     make_frame: Callable[[EncodedTensor], Frame],

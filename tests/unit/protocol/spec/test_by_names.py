@@ -120,8 +120,8 @@ KEYWORDS: dict[str, tuple[dict[str, object], House]] = {
 
 @pytest.mark.parametrize("name", KEYWORDS)
 def test_keywords_are_options_and_parts(name: str) -> None:
-    given, expected = KEYWORDS[name]
-    assert from_keywords(House, given) == expected
+    keywords, expected = KEYWORDS[name]
+    assert from_keywords(House, keywords) == expected
 
 
 REFUSED_KEYWORDS: dict[str, tuple[dict[str, object], str]] = {
@@ -136,9 +136,9 @@ REFUSED_KEYWORDS: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED_KEYWORDS)
 def test_keywords_that_mean_nothing_are_refused(name: str) -> None:
-    given, words = REFUSED_KEYWORDS[name]
+    keywords, words = REFUSED_KEYWORDS[name]
     with pytest.raises(BadOption) as refused:
-        from_keywords(House, given)
+        from_keywords(House, keywords)
     assert refused.value.message.startswith(words)
 
 

@@ -25,6 +25,7 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, VersionField
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import WireType, wire_type
 from swarm_ft.transport.methods import COLLECTED, JOIN, LINK
+from tests.draws import draws
 from tests.unit.protocol.wire.wire_values import WIRES, kinds_of, out_of_bounds, values_of
 
 KINDS = [
@@ -35,7 +36,7 @@ KINDS = [
 every_kind = pytest.mark.parametrize(("wire", "values"), KINDS)
 every_wire = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
 BY_HAND = (LINK.request,)
-few = settings(phases=[Phase.generate], derandomize=True, deadline=None, max_examples=15)
+few = settings(phases=[Phase.generate], derandomize=True, deadline=None, max_examples=draws(15))
 
 
 @every_kind

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from swarm_ft.base.log import get_logger
 from swarm_ft.errors import NotAllowed, SwarmError, Unavailable
 from swarm_ft.identity.certificates import Certificate, caller_of, from_der, key_name, renewal_due
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import PrivateKey
 from swarm_ft.identity.pinning import authority_at
 from swarm_ft.identity.roles import COORDINATOR_NAME
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
 from swarm_ft.protocol.spec.member_name import default_name
 from swarm_ft.transport.base import Channel, call

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.private_files import atomic_write, make_private, open_private, private_folder
+from swarm_ft.base.private_files import atomic_write, make_private, open_private, private_folder
 
 pytestmark = pytest.mark.usefixtures("no_umask")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -23,6 +23,14 @@ from swarm_ft.errors import (
 )
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.net.transfer import (
+    PART_BYTES,
+    Downloader,
+    OfferedShard,
+    offer,
+    serve_chunk_list,
+    serve_chunks,
+)
 from swarm_ft.protocol.messages.shard import (
     CHUNK_BYTES,
     ChunkList,
@@ -32,14 +40,6 @@ from swarm_ft.protocol.messages.shard import (
     ShardName,
 )
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.transfer import (
-    PART_BYTES,
-    Downloader,
-    OfferedShard,
-    offer,
-    serve_chunk_list,
-    serve_chunks,
-)
 from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, call
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
@@ -555,7 +555,7 @@ NUM_PARTS = CHUNK_BYTES // PART_BYTES
 async def test_a_saved_state_goes_while_nothing_else_wants_the_link(
     shard: OfferedShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_ft.transfer.BUSY_SHARE", 1e-9)
+    monkeypatch.setattr("swarm_ft.net.transfer.BUSY_SHARE", 1e-9)
     is_requested, is_quiet, call = asyncio.Event(), asyncio.Event(), Collected(SAVED)
 
     async def quiet() -> None:
@@ -573,7 +573,7 @@ async def test_a_saved_state_goes_while_nothing_else_wants_the_link(
 async def test_it_goes_slowly_where_the_link_is_never_free(
     shard: OfferedShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_ft.transfer.MAX_YIELD_S", 0.001)
+    monkeypatch.setattr("swarm_ft.net.transfer.MAX_YIELD_S", 0.001)
     call, num_requests = Collected(SAVED), 0
 
     async def busy() -> None:

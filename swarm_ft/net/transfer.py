@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swarm_ft import failpoints
+from swarm_ft.base import failpoints
+from swarm_ft.base.log import get_logger
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import (
     BadFrame,
@@ -27,7 +28,6 @@ from swarm_ft.errors import (
 )
 from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import PeerId
-from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.download import DownloadPlan
 from swarm_ft.protocol.messages.shard import (
     ChunkList,

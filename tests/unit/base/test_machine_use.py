@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.machine_use import (
+from swarm_ft.base.machine_use import (
     IDLE_AFTER_S,
     CannotTell,
     gpu_busy,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.base.sealing import KEY_BYTES, SEAL_BYTES, Sealer, sealing_key_at
 from swarm_ft.errors import BadOption
-from swarm_ft.sealing import KEY_BYTES, SEAL_BYTES, Sealer, sealing_key_at
 
 KEY = bytes(range(KEY_BYTES))
 

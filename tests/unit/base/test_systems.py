@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft import systems
-from swarm_ft.systems import (
+from swarm_ft.base import systems
+from swarm_ft.base.systems import (
     free_memory_bytes,
     lock_file,
     reserve,
@@ -232,7 +232,7 @@ def shown_command_line(script: str, *arguments: str) -> list[str]:
 def test_a_secret_is_overwritten_in_the_command_line(
     arguments: tuple[str, ...], shown: list[str]
 ) -> None:
-    hide = f"from swarm_ft.systems import hide_in_command_line; hide_in_command_line({WORD!r})"
+    hide = f"from swarm_ft.base.systems import hide_in_command_line; hide_in_command_line({WORD!r})"
     assert shown_command_line(hide, *arguments)[: len(shown)] == shown
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.failpoints import VARIABLE, Failpoints, reached_file
+from swarm_ft.base.failpoints import VARIABLE, Failpoints, reached_file
 
 
 @pytest.fixture
@@ -20,7 +20,9 @@ def orders(tmp_path: Path) -> Path:
 
 def child(orders: Path, *lines: str) -> subprocess.Popen[str]:
     """Start a process that runs only these lines after an import."""
-    script = "\n".join(("from swarm_ft import failpoints", *lines, "print('alive', flush=True)"))
+    script = "\n".join(
+        ("from swarm_ft.base import failpoints", *lines, "print('alive', flush=True)")
+    )
     return subprocess.Popen(
         [sys.executable, "-c", script],
         env={**os.environ, VARIABLE: str(orders)},

@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm_ft.base.private_files import atomic_write, make_private, open_private, private_folder
 from swarm_ft.errors import BadOption
-from swarm_ft.private_files import atomic_write, make_private, open_private, private_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swarm_ft import log
+from swarm_ft.base import log
 
 logger = log.get_logger("swarm_ft.tests.log")
 

@@ -1,0 +1,1 @@
+"""Foundations of all floors above the codecs: clocks, logs, private files, operating systems."""

@@ -1,0 +1,1 @@
+"""Exchanges between members: enrolment, and transfers of large files."""
