@@ -22,8 +22,8 @@ FOLDERS = ("swarm_ft", "benchmarks", "deploy", "tests", "examples")
 LIMITS = {
     "fragment": 10,
     "speech": 8,
-    "name": 288,
-    "long-sentence": 199,
+    "name": 277,
+    "long-sentence": 198,
     "wide-line": 0,
     "readme": 0,
 }

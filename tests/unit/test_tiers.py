@@ -44,7 +44,7 @@ def test_the_quick_profile_draws_a_quarter(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Case:
-    """What a sample reads and marks of a test's case."""
+    """The part of a test case that a sample reads and marks."""
 
     def __init__(self, nodeid: str, every: int | None = None) -> None:
         self.nodeid = nodeid
