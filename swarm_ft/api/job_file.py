@@ -15,6 +15,8 @@ from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.options import OptionField, option_fields
 
 MAX_FILE_BYTES = 1 << 20
+LINE_SEPARATORS = "\x85\u2028\u2029"
+"""Unicode's line separators beside the usual ones."""
 
 
 # ---- reading
@@ -90,8 +92,20 @@ def job_yaml(options: JobOptions) -> str:
     elif held_out["split"] is not None:
         document["eval_split"] = held_out["split"]
     document |= {names[field]: value for field, value in _not_none(values).items()}
-    text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc] # yaml has no types
+    """A dumper that escapes line separators, which YAML's own writes and reads back as spaces."""
+
+
+def _represent_text(dumper: _Dumper, text: str) -> Any:
+    style = '"' if any(separator in text for separator in LINE_SEPARATORS) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 def _name(one: OptionField) -> str:

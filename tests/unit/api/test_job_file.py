@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import HealthCheck, example, given, reject, settings
 from hypothesis import strategies as st
 
 from swarm_ft.api.job_file import MAX_FILE_BYTES, job_yaml, read_job_file
@@ -192,6 +192,7 @@ def test_what_is_no_job_is_refused(text: str, tmp_path: Path) -> None:
         },
     )
 )
+@example({"eval_dataset": "a\x85b\u2028", "separator": "\u2029"})
 def test_a_job_that_is_shown_is_the_same_job_again(values: dict[str, object]) -> None:
     try:
         options = build(
