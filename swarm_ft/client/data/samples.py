@@ -405,7 +405,7 @@ class SampleFile:
     def _emptiness(self) -> str:
         """Return why there is no sample, with the option that helps."""
         dropped = self.long_documents.num_documents
-        if self._truncation is Truncation.DROP and dropped == self.num_documents:
+        if self._truncation is Truncation.DROP and 0 < dropped == self.num_documents:
             return (
                 f"expected a document of at most {self.seq_length} tokens, but --truncation drop "
                 f"leaves out all {dropped}; take a larger --seq-length, or --truncation cut"

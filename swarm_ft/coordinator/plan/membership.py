@@ -151,6 +151,7 @@ def reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason |
     known_by_name = state.result_keepers.union(
         *(run.peers for run in going),
         *(run.misfits for run in going),
+        *(run.conducts for run in going),
         *(run.spec.trusted_with_ends for run in going),
     )
     by_offer: dict[tuple[LayerRange | None, Grant], Reason | None] = {}
@@ -398,7 +399,7 @@ def lost_parts(state: SwarmState, run: Run, now_s: float) -> tuple[LayerRange, .
 
 
 def find_placement(state: SwarmState, run: Run, now_s: float) -> Placement:
-    """Return the placement of the run if it went back now.
+    """Return the placement that the run would get if it rolled back now.
 
     It uses the stages of the run's snapshot, whose buffers continue, or those of its repartition.
     Where no members can host these, the run is cut again, and each stage loads its layers from the

@@ -12,9 +12,10 @@ from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.reputation import FIRST_REST_S, MAX_FAILURES, MAX_REST_S
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.lateness import CONNECT_S, FACTOR, LOAD_S
+from swarm_ft.coordinator.plan.membership import reasons_to_idle
 from swarm_ft.coordinator.reason_texts import as_text
 from swarm_ft.coordinator.watching import overview
-from swarm_ft.ids import RunId
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -511,6 +512,17 @@ def test_who_fails_too_often_is_set_aside_and_a_replica_finishes(
     assert swarm.run().phase is RunPhase.FINISHED
     swarm.wait(1)
     assert swarm.idlers() == {"b": suspended}
+
+
+def test_a_suspension_from_a_run_is_no_reason_for_members_with_the_same_offer(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    begun(swarm, spec, a, b, other)
+    fail_often(swarm, b)
+    suspended = swarm.state.members[b.peer_id]
+    spare = replace(suspended, hello=replace(suspended.hello, peer_id=PeerId("spare")))
+    reasons = reasons_to_idle(swarm.state.with_member(spare), swarm.now_s)
+    assert {peer for peer, why in reasons.items() if why is not None} == {b.peer_id}
 
 
 def test_the_end_of_a_run_does_not_hide_who_is_set_aside(
