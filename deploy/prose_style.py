@@ -22,7 +22,7 @@ FOLDERS = ("swarm_ft", "benchmarks", "deploy", "tests", "examples")
 LIMITS = {
     "fragment": 10,
     "speech": 8,
-    "name": 277,
+    "name": 276,
     "long-sentence": 198,
     "wide-line": 0,
     "readme": 0,

@@ -293,7 +293,8 @@ class StageAttempt:
     ) -> tuple[list[Microbatch], list[Microbatch]]:
         """Return the microbatches that pass this peer, and those that pass other replicas.
 
-        Microbatches whose inputs a later stage caches enter there and pass neither.
+        Microbatches that enter the pipeline at a later stage, which has their inputs in its cache,
+        are in neither list.
         """
         replica = self._computing_stages[self._index].peers.index(self._context.peer_id)
         passing = [batch for batch in microbatches if batch.entry <= self._index]
@@ -461,9 +462,10 @@ class StageAttempt:
 
 
 def _has_shadow(plan: PlanStep, train: TrainSpec) -> bool:
-    """Whether the step's first microbatch is also evaluated without compression, as its shadow.
+    """Whether the plan also evaluates the step's first microbatch without compression.
 
-    A plan lists shadow microbatches last.
+    That is its shadow, which measures the effect of compression; it is the last microbatch of
+    `plan.evaluation`.
     """
     return any(train.is_shadow(batch.samples[0]) for batch in plan.evaluation[-1:])
 

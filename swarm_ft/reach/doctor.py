@@ -109,7 +109,7 @@ async def examine_member(reach: Reach, coordinator: str) -> AsyncIterator[Findin
                 front = await query_front(coordinator)
             await reach.joined.wait()
             await reach.knows_mapping.wait()
-            await reach.has_asked_router.wait()
+            await reach.has_mapping_answer.wait()
     if front is not None and (clock := _clock(front)).verdict is not Verdict.OK:
         yield clock
     ports = {int(endpoint.rpartition(":")[2]) for endpoint in reach.reachable.endpoints}

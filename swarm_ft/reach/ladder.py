@@ -40,7 +40,7 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveLeg:
+class OpenLeg:
     """Effect: connect to the relay from a port that can be used again, and show the ticket."""
 
     relay: str
@@ -69,7 +69,7 @@ class GiveUp:
     reason: str
 
 
-Effect = Dial | LeaveLeg | Connect | Take | GiveUp
+Effect = Dial | OpenLeg | Connect | Take | GiveUp
 Effects = list[Effect]
 
 
@@ -112,7 +112,7 @@ class Ladder:
         meet = self._meet
         effects = self._dials(meet.endpoints)
         if meet.relay is not None:
-            effects.append(LeaveLeg(meet.relay, meet.ticket))
+            effects.append(OpenLeg(meet.relay, meet.ticket))
         return effects
 
     def on_leg_reported(self, round_trip_s: float) -> Effects:

@@ -42,7 +42,7 @@ from swarm_ft.protocol.spec.addresses import Vantage, is_socket_address, may_dia
 from swarm_ft.protocol.spec.bounds import host_of
 from swarm_ft.reach.distances import measure_distances
 from swarm_ft.reach.front import Front
-from swarm_ft.reach.ladder import Connect, Dial, Effects, GiveUp, Ladder, LeaveLeg, Take
+from swarm_ft.reach.ladder import Connect, Dial, Effects, GiveUp, Ladder, OpenLeg, Take
 from swarm_ft.reach.sockets import (
     CHOSEN,
     GREETING_S,
@@ -74,7 +74,7 @@ EARLY_S = 2.0
 WANTED_S = 20.0
 """Seconds that a caller waits for a stream, the coordinator's answer included."""
 HOPELESS_S = 300.0
-"""Seconds after a failed punch in which meetings with the same member wait for none."""
+"""Seconds after a failed punch in which meetings with the same member do not wait for another."""
 MEASURED_EVERY_S = 600.0
 """Seconds, about, between two measurements of the distance to relays."""
 SPREAD_S = 1.0
@@ -138,9 +138,9 @@ class Reach:
         # This member's router, and the relays.
         self.knows_mapping = asyncio.Event()
         """Whether the router's way of mapping ports is known, as far as it can be."""
-        self.has_asked_router = asyncio.Event()
-        """Cleared by a caller that asks the router for a port, until the router has answered."""
-        self.has_asked_router.set()
+        self.has_mapping_answer = asyncio.Event()
+        """Set unless a request for a port still waits for the router's answer."""
+        self.has_mapping_answer.set()
         self.relays: tuple[RelayPlace, ...] = ()
         """Relays of the swarm, from the coordinator's last message."""
         self._distances: dict[str, float] = {}  # round trips of relays, by endpoint
@@ -507,8 +507,8 @@ class _Meeting:
             match effect:
                 case Dial(endpoint, way):
                     self._start(self._dial(endpoint, way))
-                case LeaveLeg(relay, ticket):
-                    self._start(self._leave_leg(relay, ticket))
+                case OpenLeg(relay, ticket):
+                    self._start(self._open_leg(relay, ticket))
                 case Connect(address):
                     self._start(self._punch(address))
                 case Take(number, way):
@@ -526,7 +526,7 @@ class _Meeting:
             raise
         self._opened(sock, way)
 
-    async def _leave_leg(self, relay: str, ticket: bytes) -> None:
+    async def _open_leg(self, relay: str, ticket: bytes) -> None:
         """Connect to the relay, and wait for the first byte of the joined legs."""
         has_reported, began_s = False, self._clock.now_s()
         try:

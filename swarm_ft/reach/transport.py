@@ -127,7 +127,7 @@ class HomeTransport(FrontedTransport):
         """
         asks_router = bool(endpoints) and is_private(host_of(endpoints[0]))
         if asks_router:
-            self._reach.has_asked_router.clear()
+            self._reach.has_mapping_answer.clear()
         self._running = asyncio.create_task(self._run(endpoints, asks_router=asks_router))
 
     async def _run(self, endpoints: tuple[str, ...], *, asks_router: bool) -> None:
@@ -140,7 +140,7 @@ class HomeTransport(FrontedTransport):
         async with map_port(port) as endpoint:
             if endpoint is not None:
                 self.add_endpoint(endpoint)
-            self._reach.has_asked_router.set()
+            self._reach.has_mapping_answer.set()
             if endpoint is not None:
                 await asyncio.Event().wait()
 

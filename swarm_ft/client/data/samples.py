@@ -1,8 +1,8 @@
 """Documents as samples of tokens, stored in an unnamed temporary file.
 
 A document is a tuple of pieces of text. The model learns to write the tokens of some pieces, its
-targets, and only reads the others. A tokenised document is an array of words: a token id each, with
-a mark whether it is a target (see `sample_rows`).
+targets, and only reads the others. A tokenised document is an array of `Words`: 32-bit integers,
+each with a token id and a bit that marks targets (see `sample_rows`). They are not words of text.
 """
 
 from __future__ import annotations

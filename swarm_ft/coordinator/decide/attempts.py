@@ -113,9 +113,10 @@ def suspend_and_continue(
 def continues_loading(turn: Transition, run: Run) -> bool:
     """Whether a first attempt that failed goes on loading.
 
-    It does if no placement is left, but other peers have yet to report whether they can host the
-    run. If none can, the run is over; a peer that is released earlier would not report that. A peer
-    that is ready, or waits for others, has loaded its stage: then one can.
+    It does while no placement is left and some peers have yet to report whether they can host the
+    run. These peers stay assigned, because a released peer would not report it. If none can host
+    the run, the run fails. A peer that is ready, or waits for others, has loaded its stage, so it
+    can host the run.
     """
     unchecked = turn.state.members.keys() & (set(run.peers) - run.misfits.keys())
     if run.phase is not RunPhase.LOADING or run.committed_steps:
@@ -362,12 +363,12 @@ class _WaitingRuns(NamedTuple):
 
     Attributes:
         runs: Runs without peers, in the order of the queue.
-        has_rest: Whether each of them may not begin yet.
+        is_delayed: For each of them, whether it waits until its `not_before_s`.
         newcomers: Members that joined so recently that others may follow.
     """
 
     runs: tuple[Run, ...]
-    has_rest: tuple[bool, ...]
+    is_delayed: tuple[bool, ...]
     newcomers: tuple[PeerId, ...]
 
 
@@ -413,10 +414,10 @@ def place_waiting(turn: Transition) -> None:
 
 def _waiting_runs(turn: Transition, allocation: Allocation) -> _WaitingRuns:
     runs = tuple(turn.state.runs[name] for name in allocation.in_turn)
-    has_rest = tuple(turn.now_s < run.not_before_s for run in runs)
+    is_delayed = tuple(turn.now_s < run.not_before_s for run in runs)
     members = turn.state.members.items()
     new = tuple(peer for peer, member in members if turn.now_s - member.joined_at_s < SETTLE_S)
-    return _WaitingRuns(runs, has_rest, new)
+    return _WaitingRuns(runs, is_delayed, new)
 
 
 def _place(turn: Transition, run: Run, allocation: Allocation, place: _QueuePlace) -> bool:

@@ -1,7 +1,7 @@
 """Members of runs: eligibility, patience, learners, and reasons. Pure.
 
 Several functions take `able`, or a `state`, with only the members that are eligible for a run. A
-member on probation (`replica_only`) counts for nothing that a run cannot do without.
+member on probation (`replica_only`) is only an extra replica: each run can continue without it.
 """
 
 from __future__ import annotations
@@ -402,8 +402,8 @@ def find_placement(state: SwarmState, run: Run, now_s: float) -> Placement:
     """Return the placement that the run would get if it rolled back now.
 
     It uses the stages of the run's snapshot, whose buffers continue, or those of its repartition.
-    Where no members can host these, the run is cut again, and each stage loads its layers from the
-    snapshot.
+    If no members can host these, the layers are divided into new stages, and each stage loads its
+    layers from the snapshot.
     """
     return place_on(offers_in(state), run, now_s)
 
@@ -438,7 +438,7 @@ def place_first_hosts(offers: Offers, run: Run, now_s: float) -> Placement:
     """Return the placement of a run with one member for each stage.
 
     A run with a snapshot keeps its stages, or gets those of its repartition. If these find no
-    hosts, it is cut again.
+    hosts, its layers are divided into new stages.
     """
     if run.past.snapshot is None:
         return first_hosts(run.spec, offers, now_s)
@@ -545,7 +545,10 @@ def with_survivors(state: SwarmState, run: Run, now_s: float, grace_s: float) ->
 
 
 def has_stage(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> bool:
-    """Whether a peer is connected and has the stage as of the last commit, or can load it."""
+    """Whether a peer is connected and has the stage as of the last commit.
+
+    Before the first commit: whether it may host the stage.
+    """
     member = state.members.get(peer)
     if member is None or member.hello.layers not in (None, layers):
         return False
@@ -703,10 +706,12 @@ def _layers_for(
 ) -> LayerRange | None:
     """Return the stage of a newcomer, or None if it can host none.
 
-    A member that offers fixed layers gets their stage. One that holds a stage's state gets that
-    stage, unless it is bypassed, or all peers of some stage leave. Any other member gets the stage
-    where it helps most: first one that all others leave, then the one with most work for each
-    replica. Among equals it gets a stage whose peers and neighbours it reaches directly.
+    1. A member that offers fixed layers gets their stage.
+    2. A member that holds a stage's state gets that stage, unless the stage is bypassed, or all
+       peers of some stage are leaving.
+    3. Any other member gets a stage that all its peers are leaving, or else the stage with the most
+       work for each remaining replica. Among equals it gets a stage whose peers and neighbours it
+       reaches directly.
     """
     hello = member.hello
     held = hello.held_of(run.run_id)

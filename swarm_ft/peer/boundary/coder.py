@@ -101,7 +101,7 @@ class FrameCoder:
         Args:
             spec: Spec of the run.
             run_id: Id of the run.
-            boundary: Block behind the boundary.
+            boundary: First block after the boundary.
             store: Buffers of this peer's stage.
             side_info: Side information of the stage; None begins without any, and discards what it
                 learns.
@@ -206,11 +206,11 @@ class FrameCoder:
         return self._found(self._side_info.first_used, kinds)
 
     def next_side_info(self, direction: Direction) -> list[SideInfo]:
-        """Return that of the next step in this direction, computing it if necessary."""
+        """Return the side information of the next step, computing it if necessary."""
         return self._found(self._side_info.next_info, _KINDS[direction])
 
     def ready_side_info(self, direction: Direction) -> list[SideInfo]:
-        """Return that of the next step which is computed already."""
+        """Return the side information of the next step, as far as it is computed already."""
         return self._found(self._side_info.next_if_ready, _KINDS[direction])
 
     def _found(
@@ -315,15 +315,15 @@ class FrameCoder:
             raise BadFrame(f"frame {frame.key}: expected {sizes}")
 
     def _codec_of(self, key: FrameKey) -> Codec:
-        """Return the codec of a non-key frame, chosen by its key."""
+        """Return the codec of a direct or delta frame with this `FrameKey`."""
         if self._constant_codec is not None:
             return self._constant_codec
         if self._train.is_held_out(key.sample):
             return self._codecs.of_eval[self._train.is_compressed(key.sample)]
-        codecs = self._codecs.waited_for if self._all_wait_for(key) else self._codecs.of
+        codecs = self._codecs.waited_for if self._fills_or_drains(key) else self._codecs.of
         return codecs[key.direction]
 
-    def _all_wait_for(self, key: FrameKey) -> bool:
+    def _fills_or_drains(self, key: FrameKey) -> bool:
         """Whether a frame fills or drains the pipeline, while other stages wait."""
         if key.direction is Direction.FORWARD:
             return key.microbatch < self._train.fill_microbatches

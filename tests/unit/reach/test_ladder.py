@@ -20,7 +20,7 @@ from swarm_ft.reach.ladder import (
     Dial,
     GiveUp,
     Ladder,
-    LeaveLeg,
+    OpenLeg,
     Take,
 )
 
@@ -43,7 +43,7 @@ def meet(**changes: Any) -> Meet:
 
 
 def test_all_ways_are_tried_at_once() -> None:
-    leg = LeaveLeg("192.0.2.9:7000", b"ticket")
+    leg = OpenLeg("192.0.2.9:7000", b"ticket")
     assert Ladder(meet(), NOW_S).begin() == [Dial("192.0.2.7:4000", Way.DIRECT), leg]
     callee = Ladder(meet(is_caller=False), NOW_S)
     assert callee.begin() == [Dial("192.0.2.7:4000", Way.REVERSE), leg]

@@ -110,7 +110,7 @@ async def test_a_member_that_ends_leaves_no_port_mapped(
     transport = HomeTransport(OneMember(), find, SystemClock(), Random(1))
     server = await transport.serve("127.0.0.1", 0, {})
     transport.start((f"192.168.1.2:{server.endpoint.rpartition(':')[2]}",))
-    await transport.reach.has_asked_router.wait()
+    await transport.reach.has_mapping_answer.wait()
     await server.stop()
     assert gateway.lifetimes == [portmap.LIFETIME_S, 0]
 
