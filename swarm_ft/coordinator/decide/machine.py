@@ -33,7 +33,6 @@ The journal gets every change (a `Record`) before `SendMessage` or `Publish` rep
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 from typing import assert_never
@@ -87,7 +86,7 @@ from swarm_ft.coordinator.plan.membership import (
     without_misfit,
     without_state,
 )
-from swarm_ft.coordinator.plan.shared_memory import changed_shares, with_shared_memory
+from swarm_ft.coordinator.plan.shared_memory import divide_memory
 from swarm_ft.coordinator.plan.steps import report_refusal
 from swarm_ft.errors import (
     BadInput,
@@ -424,7 +423,9 @@ def _joined(turn: Transition, event: PeerJoined) -> None:
     turn.state = without_misfit(with_exports_of(turn.state, member), hello.peer_id)
     former = turn.state.members.get(hello.peer_id)
     turn.state = turn.state.with_member(member)
-    _divide_memory(turn, {member.site, former.site if former is not None else ""})
+    _divide_memory(turn, member.site)
+    if former is not None and former.site != member.site:
+        _divide_memory(turn, former.site)
     joined = Reason(
         kind=ReasonKind.PEER_JOINED,
         peers=(hello.peer_id,),
@@ -492,12 +493,11 @@ def _dismiss_silent(turn: Transition) -> None:
             turn.dismiss(peer_id, Unavailable, replace(why, peers=(peer_id,)))
 
 
-def _divide_memory(turn: Transition, sites: Iterable[str]) -> None:
-    """Divide the memory of machines among their members, and notify those whose share changed."""
-    for site in sites:
-        before, turn.state = turn.state, with_shared_memory(turn.state, site)
-        for peer_id, share in changed_shares(before, turn.state, site):
-            turn.send(peer_id, share)
+def _divide_memory(turn: Transition, site: str) -> None:
+    """Divide the memory of a machine among its members, and notify those whose share changed."""
+    turn.state, notices = divide_memory(turn.state, site)
+    for peer_id, share in notices:
+        turn.send(peer_id, share)
 
 
 def _peer_gone(
@@ -512,7 +512,7 @@ def _peer_gone(
         return
     site = turn.state.members[peer_id].site
     turn.state = turn.state.without_member(peer_id)
-    _divide_memory(turn, {site})
+    _divide_memory(turn, site)
     write_sent(turn, peer_id)
     losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
     runs = turn.state.runs_of(peer_id)

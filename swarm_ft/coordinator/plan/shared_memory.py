@@ -12,7 +12,7 @@ machine know its key, so no stranger can take a part of its memory, see `PeerHel
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from swarm_ft.coordinator.facts.state import SwarmState
@@ -38,23 +38,30 @@ def site_of(hello: PeerHello, address: str) -> str:
     return hashlib.sha256(f"{hello.machine_key} at {address}".encode()).hexdigest()[:SITE_CHARS]
 
 
-def with_shared_memory(state: SwarmState, site: str) -> SwarmState:
-    """Return the state in which the members of a machine divide its memory.
+def divide_memory(
+    state: SwarmState, site: str
+) -> tuple[SwarmState, list[tuple[PeerId, MemoryShare]]]:
+    """Divide the memory of a machine among its members.
 
     Args:
         state: State after a member of the machine joined or left.
         site: Name of the machine; empty: unknown, and nothing changes.
+
+    Returns:
+        The state after the division, and the members whose memory counts differently now, each with
+        its message. A new member counted with all that it offers.
     """
-    members = [one for one in state.members.values() if site and one.site == site]
-    if not members:
-        return state
-    total_bytes = max(one.hello.machine_memory_bytes for one in members)
+    members = [one for one in state.members.values() if one.site == site] if site else []
+    total_bytes = max((one.hello.machine_memory_bytes for one in members), default=0)
+    notices = []
     shares = fair_shares([one.offered_bytes for one in members], total_bytes)
     for member, share_bytes in zip(members, shares, strict=True):
         if share_bytes != member.hello.memory_bytes:
             hello = replace(member.hello, memory_bytes=share_bytes)
             state = state.with_member(replace(member, hello=hello))
-    return state
+            share = MemoryShare(memory_bytes=share_bytes, num_peers=len(members))
+            notices.append((hello.peer_id, share))
+    return state, notices
 
 
 def fair_shares(offers: Sequence[int], total: int) -> list[int]:
@@ -65,20 +72,3 @@ def fair_shares(offers: Sequence[int], total: int) -> list[int]:
         shares[at] = min(offers[at], left // (len(offers) - num_before))
         left -= shares[at]
     return shares
-
-
-def changed_shares(
-    before: SwarmState, after: SwarmState, site: str
-) -> Iterator[tuple[PeerId, MemoryShare]]:
-    """Yield the members of a machine whose memory counts differently, each with its message.
-
-    Args:
-        before: State before the division; a new member counts with all that it offers.
-        after: State after the division.
-        site: Name of the machine.
-    """
-    members = {peer: one for peer, one in after.members.items() if site and one.site == site}
-    for peer, member in members.items():
-        share_bytes = member.hello.memory_bytes
-        if share_bytes != before.members[peer].hello.memory_bytes:
-            yield peer, MemoryShare(memory_bytes=share_bytes, num_peers=len(members))
