@@ -112,7 +112,7 @@ def _step_done(turn: Transition, run: Run, step: PlannedStep) -> None:
     if _waits_for_snapshot(run, turn.now_s):
         return
     run = _evaluate(turn, run, step)
-    if run.committed_steps < run.spec.train.num_steps and not is_trained(run):
+    if not (run.has_all_steps or is_trained(run)):
         run = seen_at_work(_commit(turn, run, step), turn.now_s)
         decide_next(turn, run, AFTER_COMMIT)
     else:

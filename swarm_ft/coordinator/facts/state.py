@@ -675,6 +675,11 @@ class Run:
         return self.past.committed_steps
 
     @property
+    def has_all_steps(self) -> bool:
+        """Whether all steps of the job are committed; evaluations may end it before."""
+        return self.committed_steps >= self.spec.train.num_steps
+
+    @property
     def peers(self) -> tuple[PeerId, ...]:
         """Peers of the stages, first to last."""
         return self.attempt.peers

@@ -62,7 +62,7 @@ MAX_NAMED = 4
 
 def is_to_look(state: SwarmState, run: Run, now_s: float) -> bool:
     """Whether a comparison is due, and all its inputs are known."""
-    moves, train = run.moves, run.spec.train
+    moves = run.moves
     apart_s = min(MOST_APART_S, APART_S * 2 ** min(moves.count - 1, 16)) if moves.count else 0.0
     is_time = now_s - moves.looked_s >= LOOK_S and now_s - moves.last_s >= apart_s
     is_steady = (
@@ -77,7 +77,7 @@ def is_to_look(state: SwarmState, run: Run, now_s: float) -> bool:
         for stage in run.computing
         for peer in stage.peers[:1]
     )
-    is_known = is_time and is_steady and is_measured and run.committed_steps < train.num_steps
+    is_known = is_time and is_steady and is_measured and not run.has_all_steps
     is_known = is_known and not _shares_peers(state, run)
     return state.moves_layers and is_known and _may_be_cut(state, run, now_s)
 

@@ -68,11 +68,7 @@ def has_successors(able: SwarmState, run: Run) -> bool:
 
 def reason_to_hold(state: SwarmState, run: Run, now_s: float) -> Reason | None:
     """Return the reason why the run plans no further step for a leaver; None if it does."""
-    if (
-        not state.leaving
-        or not run.committed_steps
-        or run.committed_steps >= run.spec.train.num_steps
-    ):
+    if not state.leaving or not run.committed_steps or run.has_all_steps:
         return None
     able = eligible_members(state, run, now_s)
     for stage in _left(able, run):
@@ -172,7 +168,7 @@ def _progress_in(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Pro
             return Progress(may_go=True, reason=reason)
         reason = _about(run, layers, ReasonKind.GOES_AFTER_STEP)
         return Progress(may_go=False, reason=reason, seconds=rest_s)
-    if run.phase is RunPhase.EXPORTING or run.committed_steps >= run.spec.train.num_steps:
+    if run.phase is RunPhase.EXPORTING or run.has_all_steps:
         reason = _about(run, layers, ReasonKind.RESULT_IS_WRITTEN)
         return Progress(may_go=False, reason=reason)
     others = (p for p in _stage(run, peer).peers if p in state.members)

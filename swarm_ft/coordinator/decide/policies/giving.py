@@ -42,6 +42,6 @@ def give_peers(state: SwarmState, run: Run, now_s: float) -> GivePeers | None:
 
 def peers_to_give(state: SwarmState, run: Run, now_s: float) -> Collection[PeerId]:
     """Return replicas of the run that a waiting run gets now."""
-    if run.committed_steps >= run.spec.train.num_steps:
+    if run.has_all_steps:
         return ()
     return allocate_members(state, now_s).to_give.get(run.run_id, ())

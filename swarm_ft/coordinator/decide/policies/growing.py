@@ -85,7 +85,7 @@ class AdmitLearners:
 
 def grow(state: SwarmState, run: Run, now_s: float) -> Grow | None:
     """Grow by newcomers; a paused run grows only by successors of leavers."""
-    if run.committed_steps >= run.spec.train.num_steps:
+    if run.has_all_steps:
         return None
     view = allocate_members(state, now_s).view_for(state, run)
     able = eligible_members(view, with_caught_up(run), now_s)

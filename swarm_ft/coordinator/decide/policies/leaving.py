@@ -23,7 +23,7 @@ class ReleaseLeavers:
 
 def release_leavers(state: SwarmState, run: Run, now_s: float) -> ReleaseLeavers | None:
     """Release leavers without which the run loses nothing."""
-    if run.committed_steps >= run.spec.train.num_steps:
+    if run.has_all_steps:
         return None
     leavers = dispensable_leavers(state, with_caught_up(run), now_s)
     return ReleaseLeavers() if leavers else None

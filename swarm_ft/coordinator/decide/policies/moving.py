@@ -66,7 +66,7 @@ class Move:
 
 def compare_stages(state: SwarmState, run: Run, now_s: float) -> NoteComparison | None:
     """Compare the run's stages with others, at intervals."""
-    if peers_to_give(state, run, now_s) or not moving.is_to_look(state, run, now_s):
+    if not moving.is_to_look(state, run, now_s) or peers_to_give(state, run, now_s):
         return None
     return NoteComparison(moving.better_stages(state, run, now_s))
 

@@ -26,11 +26,10 @@ def save_if_due(state: SwarmState, run: Run, now_s: float) -> Save | None:
     """Save a commit that is due by the job, by time, or because a repartition needs it."""
     if peers_to_give(state, run, now_s):
         return None  # the next attempt requests the snapshot, see `save_again`
-    is_last = run.committed_steps >= run.spec.train.num_steps
-    is_due = lacks_snapshot(run) or (not is_last and is_due_by_time(state, run, now_s))
+    is_due = lacks_snapshot(run) or (not run.has_all_steps and is_due_by_time(state, run, now_s))
     if is_due and not is_spreading(state, run):
         return Save()
-    return Save() if not is_last and _needs_room(state, run, now_s) else None
+    return Save() if not run.has_all_steps and _needs_room(state, run, now_s) else None
 
 
 def _needs_room(state: SwarmState, run: Run, now_s: float) -> bool:
