@@ -15,8 +15,8 @@ from tests.draws import PROFILE, draws
 from tests.sampled import mark_cases
 
 # The same examples in every run, so that a change alone makes a test fail that did not before;
-# `quick` draws the first quarter of those of `full`, which CI takes. To look for others:
-# HYPOTHESIS_PROFILE=explore.
+# `quick` draws the first quarter of those of `full`, which `make test-rest` takes in CI. To look
+# for others: HYPOTHESIS_PROFILE=explore.
 settings.register_profile("full", derandomize=True, database=None, deadline=None)
 settings.register_profile("quick", settings.get_profile("full"), max_examples=draws(100))
 settings.register_profile("explore", derandomize=False, deadline=None)

@@ -1,4 +1,7 @@
-"""The number of examples that property tests draw: a quarter in `make test`, all in CI."""
+"""The number of examples that property tests draw: a quarter, or all of them.
+
+CI has all in `make test-rest`, and a quarter elsewhere.
+"""
 
 import os
 

@@ -120,7 +120,7 @@ def _member_lines(member: MemberStatus, name_of: Callable[[str], str]) -> Iterat
     machine = member.machine
     facts = [
         member.device,
-        _lent_words(member),
+        _memory_words(member),
         f"swarm-ft {member.version}" if member.version else "",
         f"at {member.endpoint}" if member.endpoint else "",
         f"last heartbeat {member.heard_ago_s:.0f} s ago" if member.heard_ago_s >= 1.0 else "",
@@ -140,7 +140,7 @@ def _member_lines(member: MemberStatus, name_of: Callable[[str], str]) -> Iterat
         yield f"  gave {member.given}"
 
 
-def _lent_words(member: MemberStatus) -> str:
+def _memory_words(member: MemberStatus) -> str:
     """Describe the lent memory, and whether the machine has less than its peers offer."""
     if member.offered_bytes <= member.memory_bytes:
         return f"{format_size(member.memory_bytes)} lent" if member.memory_bytes else ""
