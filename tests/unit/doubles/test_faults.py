@@ -23,6 +23,7 @@ class Service:
 
     def __init__(self) -> None:
         self.read: list[int] = []
+        self.has_read = asyncio.Event()
         self.ends: asyncio.Queue[SwarmError | None] = asyncio.Queue()
 
     async def echo(self, stream: MessageStream[bytes, bytes]) -> None:
@@ -30,6 +31,7 @@ class Service:
         try:
             while (message := await stream.receive()) is not None:
                 self.read.append(message[0])
+                self.has_read.set()
                 await stream.send(message)
         except SwarmError as error:
             end = error
@@ -163,6 +165,7 @@ async def test_what_fails_by_itself_is_no_cut(faulty: MakeFaulty) -> None:
     transport, service, channel = await faulty(cut_receives={BYTES: [1]})
     stream = channel.open(BYTES)
     await stream.send(part(0))
+    await service.has_read.wait()  # a call that is cancelled before never begins at the server
     await stream.cancel()
     with pytest.raises(Unavailable):
         await stream.receive()
